@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from hybridnn.config.settings import Settings
     from hybridnn.data import DatasetInfo
-    from hybridnn.data.table_check import TableCheck
+    from hybridnn.runs.table_check import TableCheck
 
 
 MOST_COLUMNS = 30
@@ -150,7 +150,8 @@ def _ways_to_train(
     lines += [("problem", f"{problem.text}; {problem.advice}") for problem in found.problems]
     unsolved = [problem for problem in found.problems if not problem.settings]
     left_out = list(dict.fromkeys(problem.column for problem in unsolved if problem.column))
-    dropped = {*left_out, *settings_of(found.problems).get("drop_columns", ())}
+    drops = settings_of(found.problems).get("drop_columns", [])
+    dropped = {*left_out, *(drops if isinstance(drops, list) else ())}
     has_inputs = len(dropped) < sum(line.becomes not in ("target", "left out") for line in found.columns)
     if left_out and has_inputs:
         what = "the command has no setting for the problems of these columns"
@@ -166,8 +167,8 @@ def _ways_to_train(
     left = {"drop_columns": left_out} if left_out else {}
     solved = settings_of([Problem("", "", set_before), *found.problems, Problem("", "", left)])
     if data.inputs:
-        without = solved.pop("drop_columns", [])
-        solved["inputs"] = [name for name in data.inputs if name not in without]
+        solved.pop("drop_columns", None)
+        solved["inputs"] = [name for name in data.inputs if name not in dropped]
     named = command_argument(list_text(found.targets)) if found.targets else "NAME"
     end = "".join(f" --set {command_argument(text)}" for text in others)
     ways = [solved]
@@ -186,7 +187,7 @@ def print_columns(settings: Settings) -> None:
 
 
 def _check(settings: Settings) -> TableCheck:
-    from hybridnn.data.table_check import check_table
+    from hybridnn.runs.table_check import check_table
 
     data = settings.data
     return check_table(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import unicodedata
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
-from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from functools import lru_cache, partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,7 +80,7 @@ def read_columns(
     import pandas
 
     chosen = table.iloc[:, places]
-    block = np.where(chosen.isna().to_numpy(), None, chosen.astype(object).to_numpy())
+    block: NDArray[Any] = np.where(chosen.isna().to_numpy(), None, chosen.astype(object).to_numpy())
     for place, (name, dtype) in enumerate(zip(chosen.columns, chosen.dtypes, strict=True)):
         cells = block[:, place].tolist()
         try:
@@ -106,23 +106,17 @@ def _cell_text(cell: object) -> str:
 
 def _decided(name: str, texts: tuple[str, ...], csv: Csv, kind: Kind | None) -> tuple[Kind, Floats]:
     """What texts are, unless `kind` states it, and the number of each, NaN where it has none."""
-    truths = {
-        word.casefold(): float(key == "true_values") for key in TRUTHS for word in (*TRUTHS[key], *csv.get(key, ()))
+    readers: dict[Kind, Callable[[Sequence[str], Csv], Floats]] = {
+        "number": numbers_of,
+        "truth": _truths_of,
+        "date": partial(_days_of, name),
     }
-    numbers = np.full(len(texts), np.nan)
-    for other in ("number", "truth", "date"):
-        if kind in (None, other):
-            if other == "truth":
-                values = np.array([truths.get(text.casefold(), np.nan) for text in texts], np.float64)
-            else:
-                values = numbers_of(texts, csv) if other == "number" else _days_of(name, texts, csv)
-            numbers = values if other == "number" else numbers
-            if kind == other or (texts and not np.isnan(values).any()):
-                return other, values  # type: ignore[return-value]
-    return "text", numbers
-
-
-TRUTHS = {"false_values": ("false",), "true_values": ("true",)}
+    found: dict[Kind, Floats] = {}
+    for other in readers if kind is None else readers.keys() & {kind}:
+        found[other] = readers[other](texts, csv)
+        if kind or (texts and not np.isnan(found[other]).any()):
+            return other, found[other]
+    return "text", found.get("number", np.full(len(texts), np.nan))
 
 
 @lru_cache(maxsize=64)
@@ -153,6 +147,12 @@ def label_text(text: str, csv: Csv) -> str:
     """A label as text: a whole number with decimals has none."""
     number = numbers_of([text], csv)[0]
     return str(int(number)) if csv.get("decimal", ".") in text and number.is_integer() else text
+
+
+def _truths_of(texts: Sequence[str], csv: Csv) -> Floats:
+    words = {word: 0.0 for word in ("false", "False", "FALSE", *csv.get("false_values", ()))}
+    words |= {word: 1.0 for word in ("true", "True", "TRUE", *csv.get("true_values", ()))}
+    return np.array([words.get(text, np.nan) for text in texts], np.float64)
 
 
 def _days_of(name: str, texts: Sequence[str], csv: Csv) -> Floats:

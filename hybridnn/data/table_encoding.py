@@ -232,7 +232,8 @@ class TableEncoding:
         if left_out.all() and len(x):
             raise DataError(f"{called}: every row has a missing value: none is left")
         if left_out.any():
-            x, in_x, in_y, y = (None if part is None else part[~left_out] for part in (x, in_x, in_y, y))
+            kept = ~left_out
+            x, in_x, in_y, y = x[kept], in_x[kept], in_y[kept], None if y is None else y[kept]
         if self.means and in_x.any():
             x, in_x = np.where(in_x, self.means, x), np.zeros_like(in_x)
         how = "; the network was trained without such samples"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.utils.text import column_list
+from hybridnn.utils.text import column_list, counted
 
 from .rows import Task
 from .table_columns import (
@@ -28,16 +28,16 @@ from .table_encoding import TableEncoding
 from .table_file import Table
 from .table_options import TableOptions, require_columns
 from .table_problems import (
+    DROP_ADVICE,
     FEW_ROWS,
+    TARGET_ADVICE,
     Problem,
     column_problem,
     is_mostly_numbers,
-    missing_values,
     not_numbers,
     other_form,
     sign_of,
     two_readings,
-    words_advice,
 )
 
 EXACT = 2**53  # from here on, float64 does not represent all integers
@@ -79,35 +79,49 @@ def examine(
     found = {column.name: column for column in read_columns(frame, places, options.csv, called, stated)}
     inputs, outputs = [found[name] for name in columns if name in found], [found[name] for name in targets]
     problems, notes = _points(table, plain, block, outputs), list[str]()
-    odd_row = _odd_row([*inputs, *outputs])
-    problems += odd_row or [problem for column in inputs if (problem := column_problem(column, options))]
+    problems += [problem for column in inputs if (problem := column_problem(column, options))]
     is_missing = np.isnan(block)
     gaps = [(plain[n], is_missing[:, n], False) for n in np.flatnonzero(is_missing.any(axis=0)).tolist()]
-    gaps += [(column.name, column.codes < 0, column.kind == "text") for column in inputs if (column.codes < 0).any()]
+    gaps += [(one.name, one.codes < 0, one.kind == "text") for one in (*inputs, *outputs) if (one.codes < 0).any()]
     for name, missing, is_text in gaps:
-        if options.missing == "error" or missing.all():
-            words = _missing_words(table, name, missing) if is_text else []
-            problems += missing_values(name, missing, words)
-    for column in outputs:
-        if (missing := column.codes < 0).any():
-            words = _missing_words(table, column.name, missing) if column.kind == "text" or not column.texts else []
-            if "drop" not in (options.missing, options.missing_targets):
-                problems += missing_values(column.name, missing, words, is_target=True)
-            elif words:
-                rows = f"{column.name}: {int(missing.sum()):,} rows without a label are left out"
-                notes.append(f"{rows}; {words_advice(words, 'class')}")
+        is_target = name in targets
+        is_left_out = "drop" in (options.missing, options.missing_targets if is_target else "")
+        gap = _gap(table, name, missing, is_text=is_text, is_target=is_target)
+        if missing.all() or not (is_left_out or (options.missing == "mean" and not is_target)):
+            problems.append(gap)
+        elif is_target and not gap.settings:
+            notes.append(f"{gap.text} are left out; {gap.advice.partition('; else')[0]}")
     categories = {column.name: sorted_texts(column.texts) for column in inputs if column.kind == "text"}
     kinds = {name: column.kind for name, column in found.items() if column.kind in ("truth", "date")}
     classes, wrong = _fit_classes(outputs, task, options) if targets else ((), [])
     first = str(frame.columns[0])
-    is_id = first in plain[:1] and is_identifier(first, block[:, 0])
-    key = first if (is_id or (first not in columns and first not in targets)) and frame.iloc[:, 0].is_unique else ""
-    if is_id:
-        notes.append(
-            f"{first} seems to identify the rows; if it does nothing else, leave it out with data.drop_columns"
-        )
+    is_id = first in plain[:1] and _are_ids(first, block[:, 0])
+    is_key = is_id or first not in {*columns, *targets}
+    key = first if is_key and frame.iloc[:, 0].is_unique else ""
+    how = "if it does nothing else, leave it out with data.drop_columns"
+    notes += [f"{first} seems to identify the rows; {how}"] if is_id else []
     encoding = TableEncoding(tuple(columns), tuple(targets), key, classes, categories, kinds, options=options)
     return Examination(encoding, found, problems + wrong, notes)
+
+
+def _gap(table: Table, name: str, missing: NDArray[np.bool_], *, is_text: bool, is_target: bool) -> Problem:
+    """The problem of missing values; words such as NA, which pandas takes for them, may be values of a text."""
+    csv, kept, words = table.options.csv, "", list[str]()
+    if is_text and table.raw and csv.get("keep_default_na", True):
+        cells = dict.fromkeys(cell.strip() for cell in table.raw([name])[name].to_numpy(object)[missing])
+        words = [repr(word) for word in cells if word and word not in csv.get("na_values", ())]
+    if words:
+        what = ("class", "classes") if is_target else ("value", "values")
+        kept = f"if {column_list(words)} {f'is a {what[0]}' if len(words) == 1 else f'are {what[1]}'}"
+        kept += ', set data.csv.keep_default_na = false, and data.csv.na_values = "" for empty cells'
+    rows = f"{counted(int(missing.sum()), 'row')}, first in row {int(missing.argmax()) + 1:,}"
+    if is_target:
+        how, settings = f"{kept}; else {TARGET_ADVICE}" if kept else TARGET_ADVICE, {"missing_targets": "drop"}
+        return Problem(f"missing values in the target {name} ({rows})", how, {} if kept else settings)
+    if missing.all():
+        return Problem(f"{name} is empty", DROP_ADVICE, {"drop_columns": [name]}, name)
+    how = f'set data.missing to "drop" to leave out these rows or to "mean" to fill in means, or {DROP_ADVICE}'
+    return Problem(f"missing values in {name} ({rows})", f"{how}; {kept}" if kept else how, {"missing": "mean"}, name)
 
 
 def sorted_texts(texts: Iterable[str]) -> tuple[str, ...]:
@@ -119,7 +133,7 @@ def sorted_texts(texts: Iterable[str]) -> tuple[str, ...]:
         return tuple(sorted(distinct))
 
 
-def is_identifier(name: str, values: Floats) -> bool:
+def _are_ids(name: str, values: Floats) -> bool:
     """Whether numbers seem to identify the rows: all differ, and they count from 0 or 1, are long, or named so."""
     if len(values) < 5 or (values != np.rint(values)).any() or len(np.unique(values)) < len(values):
         return False
@@ -143,13 +157,10 @@ def _points(table: Table, plain: Sequence[str], block: Floats, targets: Sequence
     chosen = (is_possible & (size < 1000)).all(axis=0) & ~is_whole.all(axis=0)
     chosen &= (is_whole & (size >= 100)).any(axis=0) | (not is_decimal)
     names = [plain[place] for place in np.flatnonzero(chosen).tolist()]
-    cells = {
-        str(name): texts.str.strip().unique().tolist() for name, texts in (table.raw(names) if names else {}).items()
-    }
-    for name, texts in (
-        *cells.items(),
-        *((column.name, column.texts) for column in targets if column.kind == "number"),
-    ):
+    cells: dict[str, Sequence[str]] = {column.name: column.texts for column in targets if column.kind == "number"}
+    for name, texts in table.raw(names).items() if names else ():
+        cells[str(name)] = texts.str.strip().unique().tolist()
+    for name, texts in cells.items():
         points, digits = [t for t in texts if "." in t], {len(t.lstrip("+-")) for t in texts if t and "." not in t}
         is_grouped = all(map(number_pattern(",", ".").fullmatch, points))
         is_decimal |= not is_grouped
@@ -159,27 +170,6 @@ def _points(table: Table, plain: Sequence[str], block: Floats, targets: Sequence
         for name, point, digits in found
         if (digits <= ({3} if is_decimal else {1, 2, 3}) if digits else not is_decimal and given["sep"] != ",")
     ]
-
-
-def _odd_row(columns: Sequence[Column]) -> list[Problem]:
-    """The problem of a row that names, describes or sums up columns: several columns of numbers have none there."""
-    odd = [column for column in columns if column.kind == "text" and is_mostly_numbers(column)]
-    rows = {tuple(column.rows(column.odd()).tolist()) for column in odd}
-    if len(odd) < 2 or len(rows) > 1 or len(row := rows.pop()) > 1 or len(columns[0].codes) < 3:
-        return []
-    cells = column_list([repr(column.odd()[0]) for column in odd])
-    how = "remove it from the file if it describes or sums up the columns"
-    how += "; set data.csv.header = 0 if it names them" if row[0] == 0 else ""
-    return [Problem(f"row {row[0] + 1:,} holds no numbers ({cells}) where the other rows do", how)]
-
-
-def _missing_words(table: Table, name: str, missing: NDArray[np.bool_]) -> list[str]:
-    """The usual words of a file that were taken for missing values in a column."""
-    csv = table.options.csv
-    if table.raw is None or not csv.get("keep_default_na", True):
-        return []
-    cells = dict.fromkeys(cell.strip() for cell in table.raw([name])[name].to_numpy(object)[missing])
-    return [word for word in cells if word and word not in csv.get("na_values", ())]
 
 
 def _fit_classes(
@@ -196,47 +186,44 @@ def _fit_classes(
     if task is None and (column.kind == "date" or (is_number and has_decimals(column.texts, csv))):
         return (), []
     classes = sorted_texts(label_text(text, csv) if is_number else text for text in column.texts)
-    problem = (_quantity_problem if is_number else _text_problem)(column, classes, task, options)
+    problem = _label_problem(column, len(classes), task, options)
     if problem is None and len(classes) < 2:
         only = f"all labels are {column_list(classes)}" if classes else "has no label"
         problem = Problem(f"column {column.name!r}: {only}", "classification needs at least 2 classes")
     return classes, [problem] if problem else []
 
 
-def _quantity_problem(
-    column: Column, classes: Sequence[str], task: Task | None, options: TableOptions
-) -> Problem | None:
-    """Why a column of numbers cannot hold labels."""
-    name, rows, numbers = f"column {column.name!r}", int((column.codes >= 0).sum()), column.numbers
-    broken, largest = numbers[numbers != np.rint(numbers)], np.abs(numbers).max(initial=0)
-    if broken.size:
-        return Problem(f"{name} holds {broken[0]:g}", "classification needs labels")
-    if largest >= EXACT:
-        return Problem(f"{name} has the label {numbers[np.abs(numbers).argmax()]:.0f}", "it is too large")
-    if task is not None or (len(classes) <= MOST_LABELS and rows >= ROWS_PER_LABEL * len(classes)):
+def _label_problem(column: Column, classes: int, task: Task | None, options: TableOptions) -> Problem | None:
+    """Why a column cannot hold labels."""
+    name, rows, numbers = (
+        f"column {column.name!r}",
+        int((column.codes >= 0).sum()),
+        column.numbers[~np.isnan(column.numbers)],
+    )
+    are_whole, few = (numbers == np.rint(numbers)).all(), len(numbers) <= min(MOST_LABELS, rows // ROWS_PER_LABEL)
+    if column.kind == "number" and (not are_whole or np.abs(numbers).max(initial=0) >= EXACT):
+        odd = numbers[np.argmax(numbers != np.rint(numbers)) if not are_whole else np.argmax(np.abs(numbers))]
+        how = "it is too large" if are_whole else "classification needs labels"
+        return Problem(f"{name} has the label {odd:.0f}" if are_whole else f"{name} holds {odd:g}", how)
+    if task is not None or (column.kind == "number" and few):
         return None
-    is_count = numbers.min() in (0, 1) and largest - numbers.min() == len(numbers) - 1
-    likely = "cross_entropy" if is_count and (len(numbers) <= MOST_LABELS or rows >= 10 * len(numbers)) else "mse"
-    how = "set model.loss to mse for regression, or to cross_entropy if these are labels"
-    return Problem(f"{name} has {len(classes):,} different whole numbers in {rows:,} rows", how, {"model.loss": likely})
-
-
-def _text_problem(column: Column, classes: Sequence[str], task: Task | None, options: TableOptions) -> Problem | None:
-    """Why a column of text cannot hold labels."""
-    rows, numbers = int((column.codes >= 0).sum()), column.numbers[~np.isnan(column.numbers)]
-    if task is not None or column.kind != "text" or column.name in options.text_columns:
+    if column.kind == "number":
+        is_count = numbers.min() in (0, 1) and np.ptp(numbers) == classes - 1
+        likely = "cross_entropy" if is_count and (classes <= MOST_LABELS or rows >= 10 * classes) else "mse"
+        how = "set model.loss to mse for regression, or to cross_entropy if these are labels"
+        return Problem(f"{name} has {classes:,} different whole numbers in {rows:,} rows", how, {"model.loss": likely})
+    if column.kind != "text" or column.name in options.text_columns:
         return None
     if problem := other_form(column, options.csv):
         return problem
     if is_mostly_numbers(column) or sign_of(column.texts):
         problem = not_numbers(column, is_target=True)
-        if (numbers != np.rint(numbers)).any():
-            return problem
-        if len(numbers) <= MOST_LABELS and rows >= ROWS_PER_LABEL * len(numbers):
+        if are_whole and few:
             return problem._replace(settings={})  # an odd cell may be a class
         settings = problem.settings and {**problem.settings, "model.loss": "mse"}
-        return problem._replace(advice=f"{problem.advice}; set model.loss to mse for regression", settings=settings)
-    if rows >= FEW_ROWS and len(classes) > rows // 2:
+        how = f"{problem.advice}; set model.loss to mse for regression"
+        return problem._replace(advice=how, settings=settings) if are_whole else problem
+    if rows >= FEW_ROWS and classes > rows // 2:
         how = "a class needs several rows; name another column, or set model.loss to cross_entropy if these are labels"
-        return Problem(f"column {column.name!r} has {len(classes):,} different texts in {rows:,} rows", how)
+        return Problem(f"{name} has {classes:,} different texts in {rows:,} rows", how)
     return None

@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from hybridnn.errors import DataError, SettingError, one_line
 from hybridnn.utils.checks import nearest, require_choice, with_advice
-from hybridnn.utils.text import NAMES_SHOWN, alike, column_list
+from hybridnn.utils.text import alike, column_list
 
 Missing = Literal["error", "drop", "mean"]
 Categories = Literal["error", "one-hot"]
@@ -113,7 +113,7 @@ class TableOptions:
             if choices := [choice for choice in get_args(kind) if isinstance(choice, str)]:
                 require_choice(f"data.{name}", getattr(self, name), choices)
         for name, made in (("csv", checked_csv), ("text_columns", as_names), ("drop_columns", as_names)):
-            object.__setattr__(self, name, made(getattr(self, name)))  # type: ignore[operator]
+            object.__setattr__(self, name, made(getattr(self, name)))
 
 
 def as_names(names: str | Sequence[str]) -> tuple[str, ...]:

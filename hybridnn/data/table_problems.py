@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,14 +24,14 @@ FORMS = tuple(
 """How numbers are written: the separators of decimals and of thousands."""
 SEPARATED = re.compile(r"\d[.,' \u00a0\u202f]\d")
 SIGNED = re.compile(
-    r"([^\w\s\"'<>\u2264\u2265\u2013]\s?|[^\W\d_]{2,3}\.? )?[+-]?\d[\d.,' \u00a0\u202f_]*?\s?([^\w\s.,\"']|\u00b0?[^\W\d_]{1,4}[\u00b2\u00b3]?)?"
+    r"([^\w\s\"'<>\u2264\u2265\u2013]\s?|[^\W\d_]{2,3}\.? )?[+-]?\d[\d.,' \u00a0\u202f_]*?\s?"  # a sign and a number,
+    r"([^\w\s.,\"']|\u00b0?[^\W\d_]{1,4}[\u00b2\u00b3]?)?"  # and a sign or unit
 )
 ANY_DATE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}.*|\d{1,2}[. -]?[A-Za-z]{3,9}[. -]?\d{2,4}")
 PLACEHOLDER = re.compile(
     r"\W+|n\W?[adv]\W?|nan|null|none|nil|missing|unknown|k\. ?a\.|[+-]?inf(inity)?|#[A-Z/0]+[!?]|[09]{4}-.*", re.I
 )
 """Words that are usual for missing values; of others a person decides."""
-MISSING_ADVICE = 'set data.missing to "drop" to leave out these rows or to "mean" to fill in means'
 TARGET_ADVICE = 'only inputs can be filled in; set data.missing_targets to "drop" to leave out these rows'
 DROP_ADVICE = "leave the column out with data.drop_columns"
 
@@ -69,9 +69,8 @@ def settings_of(problems: Sequence[Problem]) -> dict[str, Value]:
     found: dict[str, Value] = {}
     for key, value in (item for problem in problems for item in problem.settings.items()):
         before = found.get(key)
-        found[key] = (
-            list(dict.fromkeys([*before, *value])) if isinstance(before, list) and isinstance(value, list) else value
-        )
+        are_lists = isinstance(before, list) and isinstance(value, list)
+        found[key] = list(dict.fromkeys([*before, *value])) if are_lists else value  # type: ignore[misc]
     return found
 
 
@@ -173,39 +172,14 @@ def not_numbers(column: Column, *, is_target: bool = False) -> Problem:
         how = f"numbers must be written as -1234.5, without signs and units such as {sign!r}: change the column"
     elif 2 * count >= rows:
         how = f"the column must hold {what}s"
-    elif column.rows(texts).tolist() == [len(column.codes) - 1] and not are_usual:
-        how = f"correct this cell, or remove the last row from the file if {words} sums up the others"
+    elif column.rows(texts).tolist() in ([0], [len(column.codes) - 1]) and not are_usual and len(column.codes) > 2:
+        how, own = "correct this cell, or remove its row from the file if it names or sums up the columns", ""
     elif are_usual or (len(texts) <= 5 and not any(letter.isdigit() for text in texts for letter in text)):
         rule = 'data.missing_targets to "drop"' if is_target else "data.missing"
         how = f"if missing values are written as {words}, add this to data.csv.na_values, and set {rule}"
         how += "" if are_usual else "; if the column holds codes, add it to data.text_columns"
         return Problem(shown, how, settings if are_usual else {}, own)
     return Problem(shown, how, {}, own)
-
-
-def missing_values(
-    name: str, missing: np.ndarray, words: Sequence[str], *, is_target: bool = False
-) -> Iterator[Problem]:
-    """The problem of missing values, `words` in place of empty cells; a target is a class, and an input a value."""
-    rows = f"{counted(int(missing.sum()), 'row')}, first in row {int(missing.argmax()) + 1:,}"
-    advice = words_advice(words, "class" if is_target else "value")
-    if is_target:
-        how = f"{advice}; else {TARGET_ADVICE}" if advice else TARGET_ADVICE
-        yield Problem(
-            f"missing values in the target {name} ({rows})", how, {} if advice else {"missing_targets": "drop"}
-        )
-    elif missing.all():
-        yield Problem(f"{name} is empty", DROP_ADVICE, {"drop_columns": [name]}, name)
-    else:
-        how = f"{MISSING_ADVICE}, or {DROP_ADVICE}{advice and f'; {advice}'}"
-        yield Problem(f"missing values in {name} ({rows})", how, {"missing": "mean"}, name)
-
-
-def words_advice(words: Sequence[str], what: str) -> str:
-    """How to keep words such as NA, which pandas takes for missing values, and which may be a `what`; empty without."""
-    are = f"is a {what}" if len(words) == 1 else f"are {plural(what, 2)}"
-    how = f"if {column_list([repr(word) for word in words])} {are}, set data.csv.keep_default_na = false, and "
-    return f'{how}data.csv.na_values = "" for empty cells' if words else ""
 
 
 def _cells(column: Column, texts: Sequence[str]) -> str:

@@ -1,11 +1,11 @@
-"""Data of a user: files and data frames to train on, and samples to predict from."""
+"""Data of a user to train on: files and data frames."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,8 @@ from hybridnn.utils.files import open_regular
 from hybridnn.utils.text import NAMES_SHOWN, alike, column_list, command_argument, shown_path
 
 from .dataset import Dataset
-from .loaders import LOSS_DECIDES, label_warning, npz_samples, user_arrays
-from .rows import ArrayRows, Task, as_rows, constant_targets
+from .loaders import LOSS_DECIDES, label_warning, user_arrays
+from .rows import ArrayRows, Task, constant_targets
 from .table_encoding import TableEncoding
 from .table_file import Table, named_frame, read_table
 from .table_fitting import examine
@@ -28,10 +28,6 @@ if TYPE_CHECKING:
 
 TABLES = (".csv", ".tsv", ".txt", ".parquet")
 SUFFIXES = (*TABLES, ".npz")
-ENDINGS = (
-    "the name of the file must end in .npz, .csv, .tsv, .txt or .parquet: save a sheet as .csv, and unpack what is "
-    "compressed"
-)
 
 Training = Callable[[int], NDArray[np.int64]]
 """Takes the number of samples and returns the indices of the training samples."""
@@ -54,13 +50,11 @@ def load_file(
     path : str or Path
         ``.npz`` with ``x_train``, ``y_train`` and optionally ``x_test``, ``y_test``, or a table: ``.csv``, ``.tsv`` or
         ``.txt`` with a header line, or ``.parquet``.
-    targets : str or sequence of str
-        Target columns of a table.
-    inputs : str or sequence of str
-        Input columns of a table, in this order; if empty, all columns but the targets.
+    targets, inputs : str or sequence of str
+        Target columns of a table, and its input columns in this order; if empty, all columns but the targets.
     task : {'classification', 'regression'}, optional
         By default, floats are regression targets, and integers are labels; in a table, one target column of text, truth
-        values or whole numbers holds labels.
+        values or few whole numbers holds labels.
     options : TableOptions, optional
         How a table is read.
     encoding : TableEncoding, optional
@@ -89,20 +83,17 @@ def read_file(
     training: Training | None,
 ) -> Dataset:
     """As `load_file`, without a warning."""
-    path = Path(path)
-    if path.suffix.lower() not in SUFFIXES:
-        raise SettingError("data.file", str(path), ENDINGS)
-    _require_readable(path, f"data.file = {str(path)!r}")
-    options, targets, inputs = options or TableOptions(), as_names(targets), as_names(inputs)
-    if path.suffix.lower() in TABLES:
-        if not targets:
+    path, options, names = Path(path), options or TableOptions(), (as_names(targets), as_names(inputs))
+    if has_table(path, "data.file", f"data.file = {str(path)!r}"):
+        if not names[0]:
             how = "a table needs the names of its target columns, as in --targets price"
             raise SettingError("data.targets", [], how)
-        table = _read_like(path, encoding, targets) if encoding else read_for_training(path, options, targets)
-        return _dataset_from_table(table, path.name, shown_path(path), targets, inputs, task, encoding, training)
-    for setting, value, array in (("data.targets", targets, "y_train"), ("data.inputs", inputs, "x_train")):
+        table = read_like(path, encoding, names[0]) if encoding else read_for_training(path, options, names[0])
+        return _dataset_from_table(table, path.name, shown_path(path), *names, task, encoding, training)
+    for setting, value, array in zip(("targets", "inputs"), names, ("y_train", "x_train"), strict=True):
         if value:
-            raise SettingError(setting, list(value[:NAMES_SHOWN]), f"only for tables; an .npz file has {array}")
+            shown = list(value[:NAMES_SHOWN])
+            raise SettingError(f"data.{setting}", shown, f"only for tables; an .npz file has {array}")
     for option in fields(options):
         if (given := getattr(options, option.name)) != getattr(TableOptions(), option.name):
             raise SettingError(f"data.{option.name}", given, "only for tables, which an .npz file is not")
@@ -123,12 +114,13 @@ def load_frame(
     The index is left out, unless it has a name. ``Dataset.encoding`` encodes other frames for the same network, and
     names the classes.
     """
-    called = "the frame"
     if not hasattr(frame, "columns"):
-        raise DataError(f"{called} is of the type {type(frame).__name__}: must be a data frame of pandas")
-    table = Table(named_frame(frame, called), options or TableOptions())
-    names = as_names(targets), as_names(inputs)
-    return _warned(_dataset_from_table(table, "frame", called, *names, task, None, training))
+        raise DataError(f"the frame is of the type {type(frame).__name__}: must be a data frame of pandas")
+    table, names = (
+        Table(named_frame(frame, "the frame"), options or TableOptions()),
+        (as_names(targets), as_names(inputs)),
+    )
+    return _warned(_dataset_from_table(table, "frame", "the frame", *names, task, None, training))
 
 
 def _warned(data: Dataset) -> Dataset:
@@ -138,14 +130,20 @@ def _warned(data: Dataset) -> Dataset:
     return data
 
 
-def _require_readable(path: Path, called: str) -> None:
-    """Raise DataError, beginning with `called`, unless the path is a regular file that can be opened."""
+def has_table(path: Path, setting: str, called: str) -> bool:
+    """Whether a file of a user has a table; an error for files of other kinds, and for those that cannot be opened."""
+    if path.suffix.lower() not in SUFFIXES:
+        how = "save a sheet as .csv, and unpack what is compressed"
+        raise SettingError(
+            setting, str(path), f"the name of the file must end in .npz, .csv, .tsv, .txt or .parquet: {how}"
+        )
     try:
         open_regular(path).close()
     except FileNotFoundError:
         raise DataError(f"{called}: no such file") from None
     except OSError as error:
         raise DataError(f"{called}: cannot be read: {error.strerror}") from error
+    return path.suffix.lower() in TABLES
 
 
 def read_for_training(path: Path, options: TableOptions, targets: Sequence[str]) -> Table:
@@ -154,7 +152,7 @@ def read_for_training(path: Path, options: TableOptions, targets: Sequence[str])
     return read_table(path, options, {*targets, *whole, *options.text_columns, *options.csv.get("parse_dates", ())})
 
 
-def _read_like(path: Path, encoding: TableEncoding, targets: Sequence[str] = ()) -> Table:
+def read_like(path: Path, encoding: TableEncoding, targets: Sequence[str] = ()) -> Table:
     """Read a table as the one of the training, whose targets may be absent."""
     texts = encoding.texts | ({*targets} if encoding.classes else set())
     return read_table(path, encoding.options, texts, encoding.known)
@@ -249,84 +247,3 @@ def task_reason(encoding: TableEncoding, targets: Sequence[str], task: Task | No
         return f"regression: {len(targets)} target columns"
     what = f"{targets[0]} has {'dates' if targets[0] in encoding.kinds else 'decimal points'}"
     return f"regression: {LOSS_DECIDES if task == 'regression' else what}"
-
-
-@dataclass(frozen=True)
-class InputSamples:
-    """Samples to predict from, shape (samples, features), and columns of the file that are no inputs or targets."""
-
-    x: NDArray[Any]
-    ignored: tuple[str, ...] = ()
-    table: Table | None = None
-    key: str = ""  # the column that identifies the rows
-
-    def kept(self, names: Sequence[str] | None, called: str = "the table") -> dict[str, list[str]]:
-        """The cells of some columns as text; by default of the one that identifies the rows.
-
-        `DataError`, with `called` for the file, if it has no such column.
-        """
-        if self.table is None:
-            if names:
-                raise SettingError("--keep", ",".join(names), "goes with tables, which an .npz file is not")
-            return {}
-        if names is None:
-            names = [self.key] if self.key in self.table.frame.columns else []
-        require_columns(called, self.table.frame, names, "which --keep names")
-        cells = self.table.raw(names) if self.table.raw and names else self.table.frame
-        return {
-            name: ["" if cell is None or cell != cell else str(cell).strip() for cell in cells[name]] for name in names
-        }
-
-
-def load_samples(
-    path: str | Path,
-    features: int,
-    targets: Sequence[str] = (),
-    *,
-    encoding: TableEncoding | None = None,
-    options: TableOptions | None = None,
-) -> InputSamples:
-    """Load samples without targets, to predict from; parameters and errors as for `load_file`.
-
-    Parameters
-    ----------
-    path : str or Path
-        ``.npz`` with an array ``x``, or with one array of any name, or a table.
-    features : int
-        Required number of inputs.
-    targets : sequence of str
-        Columns of a table that are skipped if they are present.
-    encoding : TableEncoding, optional
-        Encoding of the table that the network was trained on; without it, all columns but the targets are inputs, in
-        their order.
-    options : TableOptions, optional
-        Without `encoding`, how a table is read.
-    """
-    path = Path(path)
-    if path.suffix.lower() not in SUFFIXES:
-        raise SettingError("samples", str(path), ENDINGS)
-    _require_readable(path, shown_path(path))
-    if path.suffix.lower() in TABLES:
-        samples = _samples_from_table(path, targets, encoding, options or TableOptions())
-    else:
-        samples = InputSamples(npz_samples(path))
-    try:
-        checked = as_rows(samples.x, np.zeros(samples.x.shape[:1]), "regression").x
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from error
-    if checked.shape[1] != features:
-        raise DataError(f"{path}: samples of {checked.shape[1]} features; the network takes {features}")
-    return replace(samples, x=checked)
-
-
-def _samples_from_table(
-    path: Path, targets: Sequence[str], encoding: TableEncoding | None, options: TableOptions
-) -> InputSamples:
-    table = _read_like(path, encoding) if encoding else read_table(path, options)
-    names, left_out = list(table.frame.columns), {*targets, ", ".join(targets), ",".join(targets)}
-    if encoding is None:
-        inputs = tuple(name for name in names if name not in left_out.union(options.drop_columns))
-        encoding = TableEncoding(inputs, options=table.options)
-    x = encoding.encode(table.frame, shown_path(path), targets=()).x
-    used = left_out.union(encoding.columns, encoding.options.drop_columns)
-    return InputSamples(x, tuple(name for name in names if name not in used), table, encoding.key)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,11 @@ from hybridnn.data import (
     TableEncoding,
     split_dataset,
 )
-from hybridnn.data.user_file import SUFFIXES, TABLES, InputSamples, load_samples
+from hybridnn.data.loaders import npz_samples
+from hybridnn.data.rows import as_rows
+from hybridnn.data.table_file import Table, read_table
+from hybridnn.data.table_options import TableOptions, require_columns
+from hybridnn.data.user_file import SUFFIXES, TABLES, has_table, read_like
 from hybridnn.errors import DataError, SettingError
 from hybridnn.nn.parameters import parameter_shapes
 from hybridnn.parallel.grid import ProcessGrid
@@ -206,6 +210,84 @@ def _require_same_kind(run: TrainedRun, data: Dataset) -> None:
 
 
 # -- prediction --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class InputSamples:
+    """Samples to predict from, shape (samples, features), and columns of the file that are no inputs or targets."""
+
+    x: NDArray[Any]
+    ignored: tuple[str, ...] = ()
+    table: Table | None = None
+    key: str = ""  # the column that identifies the rows
+
+    def kept(self, names: Sequence[str] | None, called: str = "the table") -> dict[str, list[str]]:
+        """The cells of some columns as text; by default of the one that identifies the rows.
+
+        `DataError`, with `called` for the file, if it has no such column.
+        """
+        if self.table is None:
+            if names:
+                raise SettingError("--keep", ",".join(names), "goes with tables, which an .npz file is not")
+            return {}
+        if names is None:
+            names = [self.key] if self.key in self.table.frame.columns else []
+        require_columns(called, self.table.frame, names, "which --keep names")
+        cells = self.table.raw(names) if self.table.raw and names else self.table.frame
+        return {
+            name: ["" if cell is None or cell != cell else str(cell).strip() for cell in cells[name]] for name in names
+        }
+
+
+def load_samples(
+    path: str | Path,
+    features: int,
+    targets: Sequence[str] = (),
+    *,
+    encoding: TableEncoding | None = None,
+    options: TableOptions | None = None,
+) -> InputSamples:
+    """Load samples without targets, to predict from; parameters and errors as for `load_file`.
+
+    Parameters
+    ----------
+    path : str or Path
+        ``.npz`` with an array ``x``, or with one array of any name, or a table.
+    features : int
+        Required number of inputs.
+    targets : sequence of str
+        Columns of a table that are skipped if they are present.
+    encoding : TableEncoding, optional
+        Encoding of the table that the network was trained on; without it, all columns but the targets are inputs, in
+        their order.
+    options : TableOptions, optional
+        Without `encoding`, how a table is read.
+    """
+    path = Path(path)
+    if has_table(path, "samples", shown_path(path)):
+        samples = _samples_from_table(path, targets, encoding, options or TableOptions())
+    else:
+        samples = InputSamples(npz_samples(path))
+    try:
+        checked = as_rows(samples.x, np.zeros(samples.x.shape[:1]), "regression").x
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+    if checked.shape[1] != features:
+        raise DataError(f"{path}: samples of {checked.shape[1]} features; the network takes {features}")
+    return replace(samples, x=checked)
+
+
+def _samples_from_table(
+    path: Path, targets: Sequence[str], encoding: TableEncoding | None, options: TableOptions
+) -> InputSamples:
+    table = read_like(path, encoding) if encoding else read_table(path, options)
+    names, left_out = list(table.frame.columns), {*targets, ", ".join(targets), ",".join(targets)}
+    if encoding is None:
+        inputs = tuple(name for name in names if name not in left_out.union(options.drop_columns))
+        encoding = TableEncoding(inputs, options=table.options)
+    x = encoding.encode(table.frame, shown_path(path), targets=()).x
+    used = left_out.union(encoding.columns, encoding.options.drop_columns)
+    return InputSamples(x, tuple(name for name in names if name not in used), table, encoding.key)
 
 
 @dataclass(frozen=True)

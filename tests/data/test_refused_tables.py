@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hybridnn.config.settings import load_settings
 from hybridnn.data import ArrayRows, Dataset, TableOptions, load_file
-from hybridnn.data.table_check import check_table
+from hybridnn.runs.table_check import check_table
 from hybridnn.data.table_problems import options_text
 from hybridnn.errors import DataError, HybridnnError
 from reference.own_tables import rows, table

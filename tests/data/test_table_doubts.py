@@ -9,7 +9,7 @@ import pytest
 
 from data.test_kinds_of_tables import ONE_HOT
 from hybridnn.data import TableOptions, load_file
-from hybridnn.data.table_check import check_table
+from hybridnn.runs.table_check import check_table
 from reference.own_tables import rows, table
 
 DOUBTS = {

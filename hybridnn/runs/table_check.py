@@ -8,15 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hybridnn.data.rows import Task
+from hybridnn.data.table_columns import number_block, read_columns
+from hybridnn.data.table_file import Table
+from hybridnn.data.table_fitting import Examination, examine
+from hybridnn.data.table_options import TableOptions, as_names
+from hybridnn.data.table_problems import Problem
+from hybridnn.data.user_file import choose_columns, read_for_training, task_reason, whole_names
 from hybridnn.utils.text import printable, shown_path
-
-from .rows import Task
-from .table_columns import number_block, read_columns
-from .table_file import Table
-from .table_fitting import Examination, examine
-from .table_options import TableOptions, as_names
-from .table_problems import Problem
-from .user_file import choose_columns, read_for_training, task_reason, whole_names
 
 
 class ColumnLine(NamedTuple):
@@ -51,11 +50,11 @@ def check_table(
     options: TableOptions | None = None,
 ) -> TableCheck:
     """Examine a table; without targets, all columns are inputs. Parameters and errors as for `load_file`."""
-    table, called, names = read_for_training(path, options or TableOptions(), as_names(targets)), shown_path(path), ()
+    table, called = read_for_training(path, options or TableOptions(), as_names(targets)), shown_path(path)
     frame, dropped = table.frame, table.options.drop_columns
     columns = [name for name in frame.columns if name not in dropped]
-    if targets:
-        names = whole_names(frame, called, as_names(targets))
+    names = whole_names(frame, called, as_names(targets)) if targets else ()
+    if names:
         columns = choose_columns(frame, called, names, as_names(inputs), dropped)
     found = examine(table, called, columns, names, task)
     is_known = all(problem.column or "missing_targets" in problem.settings for problem in found.problems)
