@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 Kind = Literal["number", "truth", "date", "text"]
+Reader = Callable[[Sequence[str], Csv], Floats]
 ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)?)?")
 ISO = "ISO8601"  # for pandas, the form of such dates
 WIDE = 1000  # columns from which pandas selects columns more slowly than NumPy
@@ -80,7 +81,8 @@ def read_columns(
     import pandas
 
     chosen = table.iloc[:, places]
-    block: NDArray[Any] = np.where(chosen.isna().to_numpy(), None, chosen.astype(object).to_numpy())
+    block = chosen.astype(object).to_numpy(copy=True)
+    block[chosen.isna().to_numpy()] = None
     for place, (name, dtype) in enumerate(zip(chosen.columns, chosen.dtypes, strict=True)):
         cells = block[:, place].tolist()
         try:
