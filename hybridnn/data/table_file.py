@@ -94,11 +94,12 @@ def read_table(path: Path, options: TableOptions, texts: Collection[str] = (), k
     except OSError as error:
         raise DataError(f"{called}: cannot be read: {error.strerror or one_line(str(error))}") from error
     except UnicodeDecodeError as error:
-        line = error.object[: error.end + 12].rpartition(b"\n")[2][-24:].decode("cp1252", "replace").strip()
+        before, after = error.object[: error.start], error.object[error.start :]
+        text = (before.rpartition(b"\n")[2][-12:] + after.partition(b"\n")[0][:12]).decode("cp1252", "replace").strip()
         how = "save it as UTF-8 (iconv -f cp1252 -t utf-8)" if known.inputs else 'set data.csv.encoding = "cp1252"'
         what = f"{given.upper()}: byte {error.object[error.start]:#04x} ({error.reason})"
         raise DataError(
-            f"{called} is not a text file in {what}; {how} if {printable(line, 40)} is text of Windows"
+            f"{called} is not a text file in {what}; {how} if {printable(text, 40)} is text of Windows"
         ) from error
     except UnicodeError as error:
         raise DataError(f"{called} is not a text file in {given}: {one_line(str(error))}") from error
@@ -195,7 +196,7 @@ class _Text:
         if separator == r"\s+":
             lines, separator = [" ".join(line.split()) for line in lines], " "
         reader = csv.reader(lines, delimiter=separator, skipinitialspace=True, **form)
-        return [cells for record in reader if any(cells := [cell.strip() for cell in record])]
+        return [cells for record in reader if (cells := [cell.strip() for cell in record]) not in ([], [""])]
 
     def separated(self) -> list[list[str]]:
         """Find the separator, and return the first records."""
@@ -211,11 +212,13 @@ class _Text:
 
         def fits(separator: str) -> tuple[float, ...]:
             names, *rows = [[], *found[separator]] if self.header is None else found[separator][self.header :] or [[]]
+            if shared := inputs.intersection(as_names(names)):
+                return (len(shared),)
             sizes = Counter(map(len, rows))
             size, times = max(sizes.items(), key=lambda item: (item[1], item[0]), default=(0, 0))
             is_table = size > 1 and times == len(rows) and len(names) in (0, size, size - 1)
             is_own = separator in own and max(sizes, default=0) > 1
-            return len(inputs.intersection(as_names(names))), is_own, is_table, size > 1 and times, len(names) or size
+            return 0, is_own, is_table, size > 1 and times, len(names) or size
 
         self.csv["sep"] = max(found, key=fits)
         return found[self.csv["sep"]]
@@ -248,7 +251,8 @@ class _Text:
                 return [*names, ""], False  # the rows end with separators
             if are_first:
                 return ["", *names], True
-        if width > len(names) or (width < len(names) and not known.inputs and len(names) not in map(len, rows)):
+        are_short = width < len(names) not in map(len, rows) and "\n" not in rows[0][-1]  # of an open quotation mark
+        if width > len(names) or (are_short and not known.inputs):
             which = f"(its columns are separated by {self.csv['sep']!r}){PREAMBLE}"
             raise DataError(f"{called}: the first row has {width} cells, the header line has {len(names)} {which}")
         return names, False

@@ -135,10 +135,11 @@ def sorted_texts(texts: Iterable[str]) -> tuple[str, ...]:
 
 def _are_ids(name: str, values: Floats) -> bool:
     """Whether numbers seem to identify the rows: all differ, and they count from 0 or 1, are long, or named so."""
-    if len(values) < 5 or (values != np.rint(values)).any() or len(np.unique(values)) < len(values):
+    if len(values) < 5 or (values != np.rint(values)).any():
         return False
     is_count = values[0] in (0, 1) and (np.diff(values) == 1).all()
-    return bool(is_count or ID_NAME.fullmatch(name) or np.abs(values).max() >= EXACT)
+    is_named = ID_NAME.fullmatch(name) and len(np.unique(values)) == len(values)
+    return bool(is_count or is_named or np.abs(values).max() >= EXACT)
 
 
 def _points(table: Table, plain: Sequence[str], block: Floats, targets: Sequence[Column]) -> list[Problem]:

@@ -59,9 +59,10 @@ def _checked(key: str, value: Any) -> Any:
         raise SettingError(
             name, value, "must be one character" + r", or '\s+' for any number of spaces" * (key == "sep")
         )
-    if key in ("skiprows", "header") and value != "None" and (type(value) is not int or not 0 <= value < 10**6):
-        raise SettingError(name, value, "must be a whole number, 0 or more" + ", or 'None'" * (key == "header"))
     value = None if (key, value) == ("header", "None") else value
+    is_number = type(value) is int and 0 <= value < 10**6
+    if key in ("skiprows", "header") and not is_number and (key, value) != ("header", None):
+        raise SettingError(name, value, "must be a whole number, 0 or more" + ", or 'None'" * (key == "header"))
     try:
         if key == "encoding":
             codecs.lookup(value)
