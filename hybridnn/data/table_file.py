@@ -235,7 +235,7 @@ class _Text:
         width = len(rows[0])
         if self.header is None:
             return self.given_names(width, self.csv.get("names") or [str(n) for n in range(width)]), False
-        if len(names) == width == 1 < len(names[0].split()) == len(rows[0][0].split()):
+        if len(names) == width == 1 and {len(row[0].split()) for row in rows} == {len(names[0].split())} != {1}:
             how = r"if spaces separate columns, set data.csv.sep = '\s+'"
             raise DataError(f"{called}: it has one column, {printable(names[0], 80)}; {how}")
         quoted = [cell for cell in rows[0] if re.fullmatch("'.*'", cell)]

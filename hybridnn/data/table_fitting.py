@@ -114,7 +114,7 @@ def _gap(table: Table, name: str, missing: NDArray[np.bool_], *, is_text: bool, 
         what = ("class", "classes") if is_target else ("value", "values")
         kept = f"if {column_list(words)} {f'is a {what[0]}' if len(words) == 1 else f'are {what[1]}'}"
         kept += ', set data.csv.keep_default_na = false, and data.csv.na_values = "" for empty cells'
-    rows = f"{counted(int(missing.sum()), 'row')}, first in row {int(missing.argmax()) + 1:,}"
+    rows = ", ".join([counted(int(missing.sum()), "row"), *words, f"first in row {int(missing.argmax()) + 1:,}"])
     if is_target:
         how, settings = f"{kept}; else {TARGET_ADVICE}" if kept else TARGET_ADVICE, {"missing_targets": "drop"}
         return Problem(f"missing values in the target {name} ({rows})", how, {} if kept else settings)

@@ -74,7 +74,16 @@ def write_csv(frame: pd.DataFrame, path: Path, **options: Any) -> Path:
         {"sep": ";", "decimal": ","},
         {"quotechar": "'", "quoting": 1},
     ],
-    ids=["commas", "semicolons", "tabs", "byte-order mark", "CRLF", "quotes", "decimal commas", "single quotation marks"],
+    ids=[
+        "commas",
+        "semicolons",
+        "tabs",
+        "byte-order mark",
+        "CRLF",
+        "quotes",
+        "decimal commas",
+        "single quotation marks",
+    ],
 )
 def test_csv_in_every_form_has_the_same_samples(tmp_path: Path, people: pd.DataFrame, options: dict[str, Any]) -> None:
     path = write_csv(people, tmp_path / "people.csv", **options)

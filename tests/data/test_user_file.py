@@ -105,7 +105,9 @@ def test_csv_in_latin_1_is_read_as_advised(tmp_path: Path, content: str) -> None
     file = tmp_path / "my table.csv"
     file.write_text(content, encoding="latin-1")
     options = TableOptions(categories="one-hot")
-    with pytest.raises(DataError, match=r"UTF-8: byte 0x(f6|ef) .*set data.csv.encoding = \"cp1252\" if .*(größe,b|naïve)"):
+    with pytest.raises(
+        DataError, match=r"UTF-8: byte 0x(f6|ef) .*set data.csv.encoding = \"cp1252\" if .*(größe,b|naïve)"
+    ):
         load_file(file, ["b"], options=options)
     data = load_file(file, ["b"], options=replace(options, csv={"encoding": "cp1252"}))
     assert data.encoding is not None
