@@ -15,7 +15,7 @@ from hybridnn.utils.text import NAMES_SHOWN, column_list, counted, printable
 from .table_columns import Column, Floats, Kind, label_text, number_block, numbers_of, read_columns
 from .table_file import Known, named_frame
 from .table_options import TableOptions, as_names, require_columns
-from .table_problems import TARGET_ADVICE, not_numbers, require_no_problem
+from .table_problems import TARGET_ADVICE, not_numbers, other_form, require_no_problem
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -189,7 +189,8 @@ class TableEncoding:
         values[:, is_plain] = number_block(table, places[is_plain])
         stated: dict[str, Kind] = {**dict.fromkeys(names, "number"), **self.kinds}
         columns = list(read_columns(table, places[~is_plain], self.options.csv, called, stated))
-        require_no_problem(called, [not_numbers(column) for column in columns if column.odd()])
+        csv, odd = self.options.csv, [column for column in columns if column.odd()]
+        require_no_problem(called, [other_form(one, csv, is_training=False) or not_numbers(one) for one in odd])
         values[:, ~is_plain] = np.column_stack([column.values for column in columns])
         return values
 

@@ -59,8 +59,8 @@ def require_no_problem(called: str, problems: Sequence[Problem], hint: str = "")
     if problems:
         shown = ", ".join(f"({number}) {text}" for number, text in enumerate(texts, 1))
         more = f" and {len(problems) - NAMES_SHOWN:,} more" if len(problems) > NAMES_SHOWN else ""
-        advice = options_text(settings_of(problems))[:500]
-        ways = f"; what may solve them: {advice}" if advice else ""
+        options, advice = options_text(settings_of(problems))[:500], {problem.advice for problem in problems}
+        ways = f"; what may solve them: {options}" if options else "; ".join(["", *advice]) * (len(advice) == 1)
         raise TableError(f"{called}: {len(problems)} problems: {shown}{more}{ways}{hint}")
 
 
@@ -128,7 +128,7 @@ def sign_of(texts: Sequence[str]) -> str:
     return signs[0] if signs and 2 * len(found) >= len(texts) else ""
 
 
-def other_form(column: Column, csv: Csv) -> Problem | None:
+def other_form(column: Column, csv: Csv, *, is_training: bool = True) -> Problem | None:
     """The problem of numbers that are written in another form than they are read in, or that have two readings."""
     cell = next(filter(SEPARATED.search, column.texts), None)
     if cell is None:
@@ -138,15 +138,18 @@ def other_form(column: Column, csv: Csv) -> Problem | None:
     for form in FORMS:
         changed = {key: sign for key, sign in zip(own, form, strict=True) if sign != own[key]}
         numbers = numbers_of(column.texts, dict(zip(own, form, strict=True)))
-        if not any(key in csv or not changed[key] for key in changed) and 10 * np.isnan(numbers).sum() < len(numbers):
+        is_free = not any((key in csv and is_training) or not changed[key] for key in changed)
+        if is_free and 10 * np.isnan(numbers).sum() < len(numbers):
             ways.setdefault(tuple(map(str, numbers)), {f"csv.{key}": sign for key, sign in changed.items()})
     if not ways or {} in ways.values():
         return None
-    if len(ways) > 1:
+    if len(ways) > 1 and is_training:
         return two_readings(cell, column.name)
-    (settings,) = ways.values()
-    how = " and ".join(f'data.{key} = "{sign}"' for key, sign in settings.items())
-    return Problem(f"{column.name}: numbers are written as {cell!r}", f"set {how}", settings)
+    settings = next(iter(ways.values()))
+    how = "set " + " and ".join(f'data.{key} = "{sign}"' for key, sign in settings.items())
+    if not is_training:
+        how, settings = "the file must write them as that of the training", {}
+    return Problem(f"{column.name}: numbers are written as {cell!r}", how, settings)
 
 
 def two_readings(cell: str, name: str) -> Problem:

@@ -353,7 +353,12 @@ RATES = rows("rate,size,y", "5%,#,p", "7%,#,q")
             UNSOLVED,
             "--set data.inputs=size --set data.t",
         ),
-        (rows("day,b,y", "1/2/2021,#,p", "1/3/2021,#,q"), "", "read with data.csv.parse_dates", "--set data.drop_columns=day"),
+        (
+            rows("day,b,y", "1/2/2021,#,p", "1/3/2021,#,q"),
+            "",
+            "read with data.csv.parse_dates",
+            "--set data.drop_columns=day",
+        ),
         (rows("b,y", "#,p", "#,q") + "Total,p\n", "", FIRST, ""),
         (rows("b,y", "#,null", "#,p", "#,q"), "--missing drop", "if 'null' is a class", "--set data.missing=drop"),
         (rows("b,y", "#,null", "#,p", "#,q"), "", FIRST, ""),

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from hybridnn.config.settings import load_settings
 from hybridnn.data import ArrayRows, Dataset, TableOptions, load_file
-from hybridnn.runs.inference import load_samples
 from hybridnn.errors import DataError, HybridnnError
+from hybridnn.runs.inference import load_samples
 from reference.own_tables import rows, table
 
 ONE_HOT = TableOptions(categories="one-hot")

@@ -23,8 +23,8 @@ from hybridnn.data import (
     load_frame,
     split_indices,
 )
-from hybridnn.runs.inference import load_samples
 from hybridnn.errors import DataError, SettingError
+from hybridnn.runs.inference import load_samples
 
 ONE_HOT = TableOptions(categories="one-hot")
 ROWS = 200
@@ -350,8 +350,8 @@ def test_one_name_of_a_column_needs_no_list(tmp_path: Path, people: pd.DataFrame
     ],
 )
 def test_options_that_do_not_exist(option: str, value: str, allowed: str) -> None:
+    section, _, key = option.rpartition(".")
     with pytest.raises(SettingError) as raised:
-        section, _, key = option.rpartition(".")
         TableOptions(**({section: {key: value}} if section else {option: value}))  # type: ignore[arg-type]
     assert str(raised.value).startswith(f"data.{option} = {value!r}: {allowed}")
 

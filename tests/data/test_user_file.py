@@ -12,8 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from hybridnn.data import TableOptions, load_file
-from hybridnn.runs.inference import load_samples
 from hybridnn.errors import DataError, SettingError
+from hybridnn.runs.inference import load_samples
 
 AllOf = Callable[..., tuple[NDArray[Any], NDArray[Any]]]
 X = np.arange(12.0).reshape(4, 3)
