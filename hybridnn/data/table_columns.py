@@ -82,7 +82,7 @@ def read_columns(
 
     chosen = table.iloc[:, places]
     block = chosen.astype(object).to_numpy(copy=True)
-    block[chosen.isna().to_numpy()] = None
+    block[chosen.isna().to_numpy(bool)] = None
     for place, (name, dtype) in enumerate(zip(chosen.columns, chosen.dtypes, strict=True)):
         cells = block[:, place].tolist()
         try:

@@ -147,7 +147,8 @@ class _Text:
     def __init__(self, path: Path, called: str, encoding: str, options: TableOptions, known: Known) -> None:
         self.path, self.called, self.options, self.known = path, called, options, known
         self.csv: dict[str, Any] = {**options.csv, "encoding": encoding}
-        self.header: int | None = options.csv.get("header", None if "names" in options.csv else 0)
+        header = options.csv.get("header", "None" if "names" in options.csv else 0)
+        self.header: int | None = None if header == "None" else header
         skipped, size, lines = options.csv.get("skiprows", 0), 0, list[str]()
         before = skipped + (self.header or 0)
         with self.opened() as file:  # at least three lines from the header line on

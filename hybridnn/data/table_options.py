@@ -33,7 +33,7 @@ FORMER_KEYS = MappingProxyType(
 def checked_csv(given: object) -> dict[str, Any]:
     """Arguments for `pandas.read_csv`; `SettingError` for those that it refuses.
 
-    Text separated by commas becomes a list where pandas takes lists, and ``"None"`` becomes None.
+    Text separated by commas becomes a list where pandas takes lists, and a header of None the text ``"None"``.
     """
     if not isinstance(given, Mapping):
         raise SettingError("data.csv", given, f"must be a table of keys of pandas.read_csv: {', '.join(CSV_KEYS)}")
@@ -59,9 +59,10 @@ def _checked(key: str, value: Any) -> Any:
         raise SettingError(
             name, value, "must be one character" + r", or '\s+' for any number of spaces" * (key == "sep")
         )
-    value = None if (key, value) == ("header", "None") else value
+    if key == "header" and value in (None, "None"):
+        return "None"  # which TOML can hold
     is_number = type(value) is int and 0 <= value < 10**6
-    if key in ("skiprows", "header") and not is_number and (key, value) != ("header", None):
+    if key in ("skiprows", "header") and not is_number:
         raise SettingError(name, value, "must be a whole number, 0 or more" + ", or 'None'" * (key == "header"))
     try:
         if key == "encoding":

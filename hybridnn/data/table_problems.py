@@ -23,9 +23,9 @@ FORMS = tuple(
 )
 """How numbers are written: the separators of decimals and of thousands."""
 SEPARATED = re.compile(r"\d[.,' \u00a0\u202f]\d")
-SIGNED = re.compile(
-    r"([^\w\s\"'<>\u2264\u2265\u2013]\s?|[A-Z]{3} |[A-Z][a-z]\. )?[+-]?\d[\d.,' \u00a0\u202f_]*?\s?"  # a sign and a number,
-    r"([^\w\s.,\"']|\u00b0?[^\W\d_]{1,4}[\u00b2\u00b3]?)?"  # and a sign or unit
+SIGNED = re.compile(  # a sign, a number, and a sign or a unit
+    r"([^\w\s\"'<>\u2264\u2265\u2013]\s?|[A-Z]{3} |[A-Z][a-z]\. )?[+-]?\d[\d.,' \u00a0\u202f_]*?\s?"
+    r"([^\w\s.,\"']|\u00b0?[^\W\d_]{1,4}[\u00b2\u00b3]?)?"
 )
 ANY_DATE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}.*|\d{1,2}[. -]?[A-Za-z]{3,9}[. -]?\d{2,4}")
 PLACEHOLDER = re.compile(

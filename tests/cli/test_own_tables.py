@@ -185,6 +185,21 @@ def test_very_wide_table_is_trained_on_and_used(run_hybridnn: Run, columns: int)
     assert len(Path("predictions.csv").read_text().splitlines()) == 4
 
 
+def test_a_table_without_header_line_is_trained_on_and_used(run_hybridnn: Run) -> None:
+    Path("mine.csv").write_text(rows("5.1,3.5,a", "4.9,3.0,b", "6.2,2.9,a").replace(",", ";"))
+    options = ("--set", "data.csv.header=None", "--set", "data.csv.na_values=?,-999", "--targets", "2")
+    assert run_hybridnn("train", "--file", "mine.csv", *options, *SMALL, "-q", "--out", "run")[::2] == (0, "")
+    assert (
+        '[data.csv]\nheader = "None"\nna_values = [\n    "?",\n    "-999",\n]\n' in Path("run/config.toml").read_text()
+    )
+    assert run_hybridnn("evaluate", "run")[::2] == run_hybridnn("predict", "run", "mine.csv")[::2] == (0, "")
+    Path("run/config.toml").write_text(
+        Path("run/config.toml").read_text().replace("[data]", '[data]\nseparator = "auto"')
+    )
+    line = error_line(run_hybridnn("predict", "run", "mine.csv"))
+    assert line == "Error: run/config.toml: data.separator = 'auto': is data.csv.sep now, a key of pandas.read_csv"
+
+
 def change_folder(monkeypatch: pytest.MonkeyPatch) -> Path:
     """Change to another folder; returns the previous one."""
     before = Path.cwd()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hybridnn.config.settings import load_settings
-from hybridnn.data import Dataset, TableOptions, load_file
+from hybridnn.data import TableOptions, load_file
 from hybridnn.data.table_problems import options_text, settings_of
 from hybridnn.errors import DataError, HybridnnError, SettingError
 from hybridnn.runs.table_check import check_table
@@ -168,7 +168,7 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
     "currency in letters": (rows("a,y", "CHF 5.50,p", "CHF 7'200.50,q"), "such as 'CHF'"),
     "targets in dollars": (rows("a;y", "#;$1,#"), "y: .* such as '[$]'"),
     "a row of totals": (rows("a,y", "5,p", "7,q") + "Total,p\n", "'Total' in row 21.; correct this cell, or remove"),
-    "a second header line": ("t,p,y\ns,hPa,-\n" + rows("1,2,p", "3,4,q"), "2 problems: .* 's' in row 1.*; correct this cell"),
+    "units in a second line": ("t,p,y\ns,hPa,-\n" + rows("1,2,p", "3,4,q"), "2 problems: .*'s' in row 1.*; correct this cell"),
     "labels that differ": (rows("a,y", "#,name #", times=20), "different texts in .* a class needs several rows"),
     "truth values beside numbers": (rows("a,y", "TRUE,p", "0,q", "1,q"), "true and false alone, or 1 and 0 alone"),
     "an empty column": (rows("a,b,y", "1,,p", "2,,q"), "b is empty; leave the column out with data.drop_columns"),

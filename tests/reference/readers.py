@@ -23,12 +23,12 @@ from hybridnn.cli.main import main
 from hybridnn.config.settings import Settings, load_settings, to_toml
 from hybridnn.cost.machine_file import read_machine, write_machine
 from hybridnn.data import load_file
-from hybridnn.runs.inference import load_samples
 from hybridnn.diagnostics.diagnosis import stall_report
 from hybridnn.diagnostics.rank_state import JobState
 from hybridnn.diagnostics.stall_files import read_stall
 from hybridnn.errors import HybridnnError
 from hybridnn.pipeline.schedules.instructions import Forward
+from hybridnn.runs.inference import load_samples
 from hybridnn.runs.quantities import figures_of
 from hybridnn.runs.run_files import read_epochs, read_run, run_status
 from hybridnn.runs.trace_file import read_trace
@@ -88,7 +88,9 @@ def npz(folder: Path) -> Path:
 def parquet(folder: Path) -> Path:
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
-    pandas.DataFrame({"a": [1.0, 3.0, -5.0, 7.0], "b": [2.5, 40.0, 6.0, 8.0], "y": [0, 1, 1, 0]}).to_parquet(folder / "mine.parquet")
+    pandas.DataFrame({"a": [1.0, 3.0, -5.0, 7.0], "b": [2.5, 40.0, 6.0, 8.0], "y": [0, 1, 1, 0]}).to_parquet(
+        folder / "mine.parquet"
+    )
     return folder / "mine.parquet"
 
 
