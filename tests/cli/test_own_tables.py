@@ -196,7 +196,7 @@ def test_a_table_without_header_line_is_trained_on_and_used(run_hybridnn: Run) -
     Path("run/config.toml").write_text(
         Path("run/config.toml").read_text().replace("[data]", '[data]\nseparator = "auto"')
     )
-    line = error_line(run_hybridnn("predict", "run", "mine.csv"))
+    line = error_line(run_hybridnn("predict", "run", "mine.csv", "--force"))
     assert line == "Error: run/config.toml: data.separator = 'auto': is data.csv.sep now, a key of pandas.read_csv"
 
 
