@@ -76,20 +76,13 @@ class TableEncoding:
 
     def describe(self) -> str:
         """What was decided about the columns, as one line."""
-        found: dict[str, list[str]] = {"numbers": [], "truth": [], "date": []}
-        for name in self.columns:
-            if name not in self.categories:
-                found[self.kinds.get(name, "numbers")].append(name)
-        values = [f"{name} ({len(texts):,} values)" for name, texts in self.categories.items()]
-        notes = {
-            "numbers": found["numbers"],
-            "dates become days since 1970": found["date"],
-            "truth values become 0 and 1": found["truth"],
-            "one input for each value": values,
-        }
-        ends = ["missing values become means"] if self.means else []
-        ends += [f"left out: {column_list(self.options.drop_columns)}"] if self.options.drop_columns else []
-        return "; ".join([*(f"{text}: {column_list(names)}" for text, names in notes.items() if names), *ends])
+        plain = [name for name in self.columns if name not in self.categories]
+        kinds = {"number": "numbers", "date": "dates become days since 1970", "truth": "truth values become 0 and 1"}
+        found = {text: [n for n in plain if self.kinds.get(n, "number") == kind] for kind, text in kinds.items()}
+        found["one input for each value"] = [f"{name} ({len(of):,} values)" for name, of in self.categories.items()]
+        found["left out"] = list(self.options.drop_columns)
+        means = ["missing values become means"] if self.means else []
+        return "; ".join([f"{text}: {column_list(names)}" for text, names in found.items() if names] + means)
 
     def encode(
         self, table: DataFrame, called: str = "the table", *, targets: str | Sequence[str] | None = None
@@ -126,12 +119,11 @@ class TableEncoding:
             return self
         x = self._inputs(table, called)
         rows = x if training is None else x[training(len(x))]
-        there = ~np.isnan(rows)
-        counts = there.sum(axis=0)
+        counts = (~np.isnan(rows)).sum(axis=0)
         if not counts.all():
-            empty = sorted({name for name, count in zip(self.feature_columns, counts, strict=True) if not count})
+            empty = sorted({self.feature_columns[place] for place in np.flatnonzero(counts == 0)})
             raise DataError(f"{called}: no value in the training samples of {column_list(empty)}: no mean to fill in")
-        return replace(self, means=tuple((np.where(there, rows, 0).sum(axis=0) / counts).tolist()))
+        return replace(self, means=tuple((np.nansum(rows, axis=0) / counts).tolist()))
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values, for JSON."""

@@ -57,14 +57,9 @@ class Examination(NamedTuple):
 def examine(
     table: Table, called: str, columns: Sequence[str], targets: Sequence[str], task: Task | None
 ) -> Examination:
-    """Decide what every column of a table is; means are left to `TableEncoding.with_means`.
+    """Decide what the input and target columns of a table are; means are left to `TableEncoding.with_means`.
 
-    Parameters
-    ----------
-    columns, targets : sequence of str
-        Input and target columns; they exist. Without targets only the inputs are examined.
-    task : {'classification', 'regression'}, optional
-        By default, one target column of text, truth values or few whole numbers holds labels.
+    Without a `task`, one target column of text, truth values or few whole numbers holds labels.
     """
     frame, parsed = table.frame, table.options.csv.get("parse_dates", ())
     require_columns(called, frame, table.options.text_columns, "which data.text_columns names")
@@ -93,7 +88,8 @@ def examine(
             notes.append(f"{gap.text} are left out; {gap.advice.partition('; else')[0]}")
     categories = {column.name: sorted_texts(column.texts) for column in inputs if column.kind == "text"}
     kinds = {name: column.kind for name, column in found.items() if column.kind in ("truth", "date")}
-    classes, wrong = _fit_classes(outputs, task, options) if targets else ((), [])
+    are_floats = bool(targets) and dtypes[targets[0]] == "f" and bool((outputs[0].codes >= 0).all())
+    classes, wrong = _fit_classes(outputs, task, options, are_floats=are_floats) if targets else ((), [])
     first = str(frame.columns[0])
     is_id = first in plain[:1] and _are_ids(first, block[:, 0])
     is_key = is_id or first not in {*columns, *targets}
@@ -174,9 +170,9 @@ def _points(table: Table, plain: Sequence[str], block: Floats, targets: Sequence
 
 
 def _fit_classes(
-    targets: Sequence[Column], task: Task | None, options: TableOptions
+    targets: Sequence[Column], task: Task | None, options: TableOptions, *, are_floats: bool
 ) -> tuple[tuple[str, ...], list[Problem]]:
-    """Names of the classes, empty for regression, and what is wrong with the targets."""
+    """Names of the classes, empty for regression, and what is wrong; pandas makes floats of whole numbers with gaps."""
     column, csv = targets[0], options.csv
     if task == "regression" or (task is None and len(targets) > 1):
         wrong = [other_form(one, csv) or not_numbers(one, is_target=True) for one in targets if one.odd()]
@@ -184,7 +180,7 @@ def _fit_classes(
     if len(targets) > 1:
         return (), [Problem(f"classification needs one target column, not {len(targets)}", "name one in data.targets")]
     is_number = column.kind == "number"
-    if task is None and (column.kind == "date" or (is_number and has_decimals(column.texts, csv))):
+    if task is None and (column.kind == "date" or (is_number and (are_floats or has_decimals(column.texts, csv)))):
         return (), []
     classes = sorted_texts(label_text(text, csv) if is_number else text for text in column.texts)
     problem = _label_problem(column, len(classes), task, options)

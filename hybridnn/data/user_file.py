@@ -116,11 +116,9 @@ def load_frame(
     """
     if not hasattr(frame, "columns"):
         raise DataError(f"the frame is of the type {type(frame).__name__}: must be a data frame of pandas")
-    table, names = (
-        Table(named_frame(frame, "the frame"), options or TableOptions()),
-        (as_names(targets), as_names(inputs)),
-    )
-    return _warned(_dataset_from_table(table, "frame", "the frame", *names, task, None, training))
+    table, called = Table(named_frame(frame, "the frame"), options or TableOptions()), "the frame"
+    names = as_names(targets), as_names(inputs)
+    return _warned(_dataset_from_table(table, "frame", called, *names, task, None, training))
 
 
 def _warned(data: Dataset) -> Dataset:
@@ -133,10 +131,8 @@ def _warned(data: Dataset) -> Dataset:
 def has_table(path: Path, setting: str, called: str) -> bool:
     """Whether a file of a user has a table; an error for files of other kinds, and for those that cannot be opened."""
     if path.suffix.lower() not in SUFFIXES:
-        how = "save a sheet as .csv, and unpack what is compressed"
-        raise SettingError(
-            setting, str(path), f"the name of the file must end in .npz, .csv, .tsv, .txt or .parquet: {how}"
-        )
+        how = "must end in .npz, .csv, .tsv, .txt or .parquet: save a sheet as .csv, and unpack what is compressed"
+        raise SettingError(setting, str(path), f"the name of the file {how}")
     try:
         open_regular(path).close()
     except FileNotFoundError:
@@ -213,9 +209,7 @@ def choose_columns(
     columns = list(inputs) or [name for name in table.columns if name not in left_out]
     if not columns or len({*columns, *targets}) != len(columns) + len(targets):
         setting, value = ("data.inputs", inputs) if inputs else ("data.targets", targets)
-        allowed = (
-            f"each name once, and at least one of the columns of {called} left as input: {column_list(table.columns)}"
-        )
+        allowed = f"each name once, and at least one column left as input; {called} has {column_list(table.columns)}"
         raise SettingError(setting, list(value[:NAMES_SHOWN]), allowed)
     for setting, names in (("data.inputs", inputs), ("data.targets", targets)):
         if both := sorted({*names} & {*dropped}):

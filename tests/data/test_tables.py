@@ -175,6 +175,9 @@ def test_whole_numbers_that_pandas_made_floats_are_labels_still(tmp_path: Path) 
     data = load_file(tmp_path / "a.csv", ["y"], task="classification")
     assert data.encoding is not None
     assert data.encoding.classes == ("0", "1")
+    frame = pd.DataFrame({"a": [1.0, 2.0, 3.0, 4.0, 5.0], "y": [0.0, 1.0, 1.0, 0.0, np.nan]})
+    assert load_frame(frame[:4], "y").task == "regression"
+    assert load_frame(frame, "y", options=TableOptions(missing="drop")).task == "classification"
 
 
 @pytest.fixture

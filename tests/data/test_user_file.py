@@ -119,7 +119,7 @@ def test_csv_in_latin_1_is_read_as_advised(tmp_path: Path, content: str) -> None
     [
         ([], "needs the names of its target columns"),
         (["c"], r"data.targets = 'c': .*has no such column; it has a, b"),
-        (["a", "b"], r"at least one of the columns of .*mine\.csv left as input"),
+        (["a", "b"], r"at least one column left as input; .*mine\.csv has a, b"),
         (["a", "a"], "each name once"),
     ],
 )
