@@ -59,6 +59,8 @@ def _checked(key: str, value: Any) -> Any:
         raise SettingError(
             name, value, "must be one character" + r", or '\s+' for any number of spaces" * (key == "sep")
         )
+    if key in ("keep_default_na", "dayfirst") and not isinstance(value, bool):
+        raise SettingError(name, value, "must be true or false")
     if key == "header" and value in (None, "None"):
         return "None"  # which TOML can hold
     is_number = type(value) is int and 0 <= value < 10**6

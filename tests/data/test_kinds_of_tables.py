@@ -273,16 +273,18 @@ CELLS = {
 @given(
     kinds=st.lists(st.sampled_from(["number", "comma", "code", "truth", "date"]), min_size=1, max_size=4),
     data=st.data(),
+    decimal=st.sampled_from(".,"),
 )
 def test_a_row_is_encoded_alone_as_among_all_others(
-    kinds: list[str], data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+    kinds: list[str], data: st.DataObject, decimal: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.getbasetemp()
     lines = data.draw(st.lists(st.tuples(*(CELLS[kind] for kind in kinds), CELLS["label"]), min_size=2, max_size=8))
     head = ";".join([*(f"c{number}" for number in range(len(kinds))), "y"])
     path = table(folder, "\n".join([head, *(";".join(line) for line in lines)]) + "\n")
     try:
-        encoding = load_file(path, "y", options=TableOptions(categories="one-hot", missing="mean")).encoding
+        options = TableOptions(categories="one-hot", missing="mean", csv={"decimal": decimal, "na_values": "2"})
+        encoding = load_file(path, "y", options=options).encoding
     except HybridnnError:
         return
     assert encoding is not None

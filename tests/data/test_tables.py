@@ -345,7 +345,7 @@ def test_one_name_of_a_column_needs_no_list(tmp_path: Path, people: pd.DataFrame
         ("missing", "median", "must be 'error', 'drop' or 'mean'"),
         ("csv.decimal", ";;", "must be one character"),
         ("csv.quotechar", 3, "must be one character"),
-        ("csv.keep_default_na", "no", "refused by pandas.read_csv: For argument"),
+        ("csv.keep_default_na", "no", "must be true or false"),
         ("csv.encoding", "utf-9", "refused by pandas.read_csv: unknown encoding: utf-9"),
         ("csv.skiprows", -1, "must be a whole number, 0 or more"),
         ("csv.header", 1.5, "must be a whole number, 0 or more, or 'None'"),
