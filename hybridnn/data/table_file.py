@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 MOST_COLUMNS = 900_000  # for more, pandas takes about a minute
 SAMPLE, SAMPLE_LINES = 1 << 16, 50  # characters and lines from which the separator is found
 BLOCK = 1 << 20
+FEW = 64  # columns
 BEGINNINGS = {
     rb"\xef\xbb\xbf": "utf-8-sig",
     rb"\xff\xfe|\xfe\xff": "utf-16",
@@ -168,7 +169,11 @@ class _Text:
         """The table, without a column of row names and an empty last one."""
         import pandas
 
-        frame, notes = self.by_pandas(dtype={n: str for n, name in enumerate(self.names) if name in texts}), list[str]()
+        places, notes = [n for n, name in enumerate(self.names) if name in texts], list[str]()
+        is_wide = len(places) < FEW < len(self.names) / FEW  # types by name would make a Series of each column
+        frame = self.by_pandas(**({} if is_wide else {"dtype": dict.fromkeys(places, str)}))
+        for place, cells in self.by_pandas(usecols=places, dtype=str).items() if is_wide and places else ():
+            frame.isetitem(place, cells)
         frame.columns = pandas.Index(self.names, dtype=object)  # `set_axis` would copy a million columns one by one
         if not len(frame):
             raise DataError(f"{self.called}: no line of data after the header line")

@@ -139,9 +139,12 @@ def test_parquet_without_pyarrow_names_the_package(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize("columns", [5_000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_table_of_many_columns(tmp_path: Path, columns: int) -> None:
     names = ",".join(f"c{number}" for number in range(columns))
-    (tmp_path / "mine.csv").write_text(f"{names},y\n{'1,' * columns}p\n{'2,' * columns}q\n")
+    (tmp_path / "mine.csv").write_text(f"{names},y\n" + f"{'1,' * columns}01\n{'2,' * columns}02\n" * 2)
     found = load_file(tmp_path / "mine.csv", ["y"])
     assert (found.features, found.inputs[0], found.inputs[-1]) == (columns, "c0", f"c{columns - 1}")
+    assert found.encoding is not None
+    assert found.encoding.classes == ("01", "02")
+    np.testing.assert_array_equal(arrays(found)[0], np.repeat([[1, 2, 1, 2]], columns, axis=0).T)
     with pytest.raises(SettingError, match=f"and {columns - 11:,} more") as error:
         load_file(tmp_path / "mine.csv", ["absent"])
     assert len(str(error.value)) < 1000
