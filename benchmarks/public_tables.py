@@ -17,9 +17,9 @@ import random
 from collections import Counter
 from pathlib import Path
 
-from hybridnn.data.table_check import TableCheck, check_table
 from hybridnn.data.table_problems import Problem
 from hybridnn.errors import HybridnnError
+from hybridnn.runs.table_check import TableCheck, check_table
 
 OPEN = {"categories", "missing", "drop_columns"}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,18 +20,19 @@ from hybridnn.cli.options import (
 )
 from hybridnn.cli.output import make_console, new_grid, new_table, write_json
 from hybridnn.cli.ranks import first_rank_alone
-from hybridnn.utils.text import to_json
+from hybridnn.utils.text import column_list, command_argument, to_json
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from hybridnn.config.settings import Settings
     from hybridnn.data import DatasetInfo
-    from hybridnn.data.table_check import TableCheck
+    from hybridnn.runs.table_check import TableCheck
 
 
 MOST_COLUMNS = 30
 """In tables of more columns, the message of an error has to suffice."""
+SHOWN_COLUMNS = 200  # of a table that is checked
 NOT_REPEATED = {"name", "file", "targets", "synthetic"}
 """Settings of ``[data]`` that the command of a check has in another form, or that tables do not have."""
 
@@ -109,9 +111,7 @@ def check_data(
 ) -> None:
     """Show what every column of a table holds and becomes, its problems, and a command to train with."""
     from hybridnn.config.settings import load_settings
-    from hybridnn.data.table_options import column_list
-    from hybridnn.data.table_problems import Problem, list_text, options_text, settings_of
-    from hybridnn.utils.text import command_argument
+    from hybridnn.data.table_problems import settings_of
 
     with first_rank_alone():
         overrides = [f"data.file={to_json(str(file))}", *(set_ or ())]
@@ -119,44 +119,64 @@ def check_data(
         for key, text in given.items():
             overrides += [f"data.{key}={text if text.startswith('[') else to_json(text)}"] if text else []
         settings = load_settings(None, overrides)
-        found, data = _check(settings), settings.data
+        found = _check(settings)
     if output_format is Format.json:
-        write_json({**found._asdict(), "columns": [line._asdict() for line in found.columns]})
+        columns = [line._asdict() for line in found.columns]
+        write_json({**found._asdict(), "columns": columns, "settings": settings_of(found.problems)})
         return
     console = make_console()
     console.print(_columns_table(found))
+    lines, commands = _ways_to_train(found, settings, [text for text in set_ or () if not text.startswith("data.")])
+    console.print(new_grid(line for line in lines if line[1]))
+    for options in commands:
+        print(f"hybridnn train --file {command_argument(file)} {options}")
+
+
+def _ways_to_train(
+    found: TableCheck, settings: Settings, others: Sequence[str]
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """What there is to say about a table, with headings, and the options of commands to train, the likely one last.
+
+    Parameters
+    ----------
+    others : sequence of str
+        Settings of other sections that the commands keep.
+    """
+    from hybridnn.data.table_problems import Problem, list_text, options_text, settings_of
+
+    data = settings.data
     lines = [("rows", f"{found.rows:,}"), ("separator", found.separator), ("task", found.task)]
     lines += [("note", note) for note in found.notes]
     lines += [("problem", f"{problem.text}; {problem.advice}") for problem in found.problems]
     unsolved = [problem for problem in found.problems if not problem.settings]
     left_out = list(dict.fromkeys(problem.column for problem in unsolved if problem.column))
-    dropped = {*left_out, *settings_of(found.problems).get("drop_columns", ())}
+    drops = settings_of(found.problems).get("drop_columns", [])
+    dropped = {*left_out, *(drops if isinstance(drops, list) else ())}
     has_inputs = len(dropped) < sum(line.becomes not in ("target", "left out") for line in found.columns)
     if left_out and has_inputs:
-        lines.append(
-            ("left out", f"the command has no setting for the problems of these columns: {column_list(left_out)}")
-        )
+        what = "the command has no setting for the problems of these columns"
+        lines.append(("left out", f"{what}: {column_list(left_out)}"))
     if any(not problem.column for problem in unsolved) or not has_inputs:
-        lines.append(
-            ("first", "change the file, or add a setting to the command, for each problem that it does not solve")
-        )
-    console.print(new_grid(line for line in lines if line[1]))
+        how = "change the file, or add a setting to the command, for each problem that it does not solve"
+        lines.append(("first", how))
     if not has_inputs:
-        return
-    set_before: dict[str, str | list[str]] = {
-        key: list(value) if isinstance(value, tuple) else str(value).lower() if isinstance(value, bool) else str(value)
-        for key, value in data.model_dump(exclude=NOT_REPEATED, exclude_defaults=True).items()
-    }
-    solved = settings_of(
-        [Problem("", "", set_before), *found.problems, Problem("", "", {"drop_columns": left_out} if left_out else {})]
-    )
+        return lines, []
+    before = data.model_dump(exclude=NOT_REPEATED, exclude_defaults=True)
+    before |= {f"csv.{key}": value for key, value in (before.pop("csv", None) or {}).items()}
+    set_before = {key: list(value) if isinstance(value, tuple) else value for key, value in before.items()}
+    left = {"drop_columns": left_out} if left_out else {}
+    solved = settings_of([Problem("", "", set_before), *found.problems, Problem("", "", left)])
     if data.inputs:
-        without = solved.pop("drop_columns", [])
-        solved["inputs"] = [name for name in data.inputs if name not in without]
-    named = command_argument(list_text(data.targets)) if data.targets else "NAME"
-    command = ["hybridnn train --file", command_argument(file), f"--targets {named}", options_text(solved)]
-    command += [f"--set {command_argument(text)}" for text in set_ or () if not text.startswith("data.")]
-    print(" ".join(filter(None, command)))
+        solved.pop("drop_columns", None)
+        solved["inputs"] = [name for name in data.inputs if name not in dropped]
+    named = command_argument(list_text(found.targets)) if found.targets else "NAME"
+    end = "".join(f" --set {command_argument(text)}" for text in others)
+    ways = [solved]
+    if loss := solved.get("model.loss"):
+        ways.insert(0, {**solved, "model.loss": "mse" if loss == "cross_entropy" else "cross_entropy"})
+        task = "a regression" if loss == "mse" else "a classification"
+        lines.append(("likely", f"{task}, which the last command trains"))
+    return lines, [f"--targets {named} {options_text(way)}".strip() + end for way in ways]
 
 
 def print_columns(settings: Settings) -> None:
@@ -167,7 +187,7 @@ def print_columns(settings: Settings) -> None:
 
 
 def _check(settings: Settings) -> TableCheck:
-    from hybridnn.data.table_check import check_table
+    from hybridnn.runs.table_check import check_table
 
     data = settings.data
     return check_table(
@@ -179,8 +199,10 @@ def _columns_table(found: TableCheck) -> Table:
     table = new_table(("column", "holds"), ("missing", "different"))
     for head in ("values", "becomes"):
         table.add_column(head)
-    for line in found.columns:
+    for line in found.columns[:SHOWN_COLUMNS]:
         table.add_row(*line[:2], *(f"{number:,}" for number in line[2:4]), *line[4:])
+    if len(found.columns) > SHOWN_COLUMNS:
+        table.add_row(f"and {len(found.columns) - SHOWN_COLUMNS:,} more, which --format json shows", *5 * [""])
     return table
 
 

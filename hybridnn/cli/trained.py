@@ -252,7 +252,7 @@ def _weights_text(source: WeightsSource) -> str:
 def _warn_of_columns(file: str, ignored: Sequence[str]) -> None:
     """Print the unused columns of a table on the error stream."""
     if ignored:
-        from hybridnn.data.table_options import column_list
+        from hybridnn.utils.text import column_list
 
         columns = column_list(ignored)
         print(f"Warning: {file}: columns that the run was not trained on are ignored: {columns}", file=sys.stderr)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, cast, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, cast, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ValidationError, create_model, 
 
 import hybridnn.data
 from hybridnn.data import Dataset, DatasetInfo, SyntheticSpec, TableEncoding, TableOptions, Task, split_indices
-from hybridnn.data.table_options import Categories, Dates, Decimal, Missing, Refused, Thousands, Unknown
+from hybridnn.data.table_options import FORMER_KEYS, Categories, Missing, checked_csv
 from hybridnn.errors import SettingError
 from hybridnn.nn.learning_rates import SCHEDULES, Constant, LearningRateSchedule
 from hybridnn.nn.mlp import MLP, Activation, Initializer, Loss, resolve_loss
@@ -31,7 +31,7 @@ from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS, OWN_METHODS, too_few_stages
 from hybridnn.training.config import OPTIONS, SETTING_NAMES, DeviceOptions, TrainConfig
 from hybridnn.training.records import MONITORS
-from hybridnn.utils.checks import AutoOrBool, Count, OneOf, Range, Seed, refused
+from hybridnn.utils.checks import Count, OneOf, Range, Seed, refused
 from hybridnn.utils.files import FileError, LargeIntegerError, parse_toml, read_toml
 from hybridnn.utils.settings_models import (
     Counts,
@@ -153,6 +153,14 @@ def keys_of_layout(layout: Layout) -> dict[str, Any]:
     }
 
 
+def _csv(given: Any) -> Any:
+    """The keys of ``[data.csv]``, which pandas checks."""
+    try:
+        return None if given is None else checked_csv(given)
+    except SettingError as error:
+        raise refused(error.setting.removeprefix("data.csv").lstrip("."), error.value, error.allowed) from None
+
+
 @with_options("data")
 class DataSettings(Section):
     """``[data]``: a named data set or a file, and its distribution to the ranks.
@@ -164,7 +172,7 @@ class DataSettings(Section):
     targets, inputs : tuple of str
         Columns of a table; the inputs are by default all that are no targets. A run writes the names of its inputs to
         its ``config.toml``.
-    separator to unknown_categories
+    csv to unknown_categories
         As for `TableOptions`.
     rows : int or None
         Take only the first `rows` training samples; 10,000 of generated data by default.
@@ -179,22 +187,13 @@ class DataSettings(Section):
     file: FilePath | None = None
     targets: Texts = ()
     inputs: Texts = ()
-    separator: Text = TableOptions.separator
-    encoding: Text = TableOptions.encoding
-    header: AutoOrBool = TableOptions.header
-    names: Texts = ()
-    skip_lines: Annotated[int, Range(at_least=0)] = TableOptions.skip_lines
-    comment: str = TableOptions.comment
-    decimal: Decimal = TableOptions.decimal
-    thousands: Thousands = TableOptions.thousands
-    dates: Dates = TableOptions.dates
-    missing_words: Texts = ()
+    csv: Annotated[dict[str, Any] | None, BeforeValidator(_csv)] = None
     text_columns: Texts = ()
     drop_columns: Texts = ()
     missing: Missing = TableOptions.missing
-    missing_targets: Refused = TableOptions.missing_targets
+    missing_targets: Literal["error", "drop"] = TableOptions.missing_targets
     categories: Categories = TableOptions.categories
-    unknown_categories: Unknown = TableOptions.unknown_categories
+    unknown_categories: Literal["error", "zeros"] = TableOptions.unknown_categories
     rows: Count | None = None
     standardize: bool = True
     test_fraction: Annotated[float, Range(at_least=0, below=1)] = 0.2
@@ -209,6 +208,9 @@ class DataSettings(Section):
     @model_validator(mode="before")
     @classmethod
     def _digits_unless_a_file_is_given(cls, given: Any) -> Any:
+        for key in given if isinstance(given, dict) else ():
+            if new := FORMER_KEYS.get(key):
+                raise refused(key, given[key], f"is data.csv.{new} now, a key of pandas.read_csv")
         if isinstance(given, dict) and given.get("name") is None and given.get("file") is None:
             return {**given, "name": "digits"}
         return given
@@ -249,7 +251,7 @@ class DataSettings(Section):
     @property
     def table_options(self) -> TableOptions:
         """How a table is read."""
-        return TableOptions(**{name: getattr(self, name) for name in TABLE_OPTIONS})
+        return TableOptions(**{name: getattr(self, name) for name in TABLE_OPTIONS} | {"csv": self.csv or {}})
 
     def describe(self, task: Task | None = None) -> DatasetInfo | Dataset:
         """Describe the data; only a user's file is loaded for that."""

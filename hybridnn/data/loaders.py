@@ -1,4 +1,4 @@
-"""Published data sets: the source, checksums, licence and shapes of each, and the function that loads it."""
+"""Published data sets: source, checksums, licence, shapes, and the function that loads each; and arrays of a user."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.errors import DataError
+from hybridnn.utils.files import read_npz
+from hybridnn.utils.text import column_list
 
 from .dataset import Dataset, DatasetInfo, Member, RemoteFile
 from .download import locate, open_members
-from .rows import ArrayRows, PixelRows
+from .rows import ArrayRows, PixelRows, Task, as_rows, class_count
 
 # -- digits: the file is part of the package ---------------------------------------------------------------------------
 
@@ -320,3 +322,80 @@ def read_batch(stream: IO[bytes]) -> PixelRows:
     """Read one pickled batch, whose checksum has been verified."""
     batch = _ArrayUnpickler(stream, encoding="bytes").load()
     return PixelRows(batch[b"data"], np.array(batch[b"labels"], dtype=np.uint8), white=255)
+
+
+# -- arrays of a user --------------------------------------------------------------------------------------------------
+
+LOSS_DECIDES = "by the loss, mse"
+FEW_CLASSES = 50  # different whole numbers that may be labels
+
+
+def user_arrays(path: Path, task: Task | None) -> Dataset:
+    """Training data of an ``.npz`` file."""
+    arrays = read_npz(path)
+    needed = ["x_train", "y_train"] + (["x_test", "y_test"] if {"x_test", "y_test"} & set(arrays) else [])
+    missing = [key for key in needed if key not in arrays]
+    if missing:
+        raise DataError(
+            f"{path}: no {' and no '.join(missing)}; found {column_list(list(arrays)) if arrays else 'nothing'}"
+        )
+    train = _rows(path, arrays["x_train"], arrays["y_train"], task, part="_train")
+    test = None
+    if "x_test" in needed:
+        known: Task = "regression" if train.targets_shape else "classification"
+        classes = None if train.targets_shape else class_count(train)
+        test = _rows(path, arrays["x_test"], arrays["y_test"], known, classes=classes, part="_test")
+        if (test.features, test.targets_shape) != (train.features, train.targets_shape):
+            raise DataError(
+                f"{path}: x_test, y_test have shapes {test.x.shape}, {test.y.shape}; "
+                f"they do not go with {train.x.shape}, {train.y.shape} of the training part"
+            )
+    why = LOSS_DECIDES if task == "regression" else f"y_train is {arrays['y_train'].dtype}"
+    return _dataset(path, train, test, why)
+
+
+def npz_samples(path: Path) -> NDArray[Any]:
+    """Samples of an ``.npz`` file: the array ``x``, or the only one."""
+    arrays = read_npz(path)
+    if "x" not in arrays and len(arrays) != 1:
+        found = column_list(list(arrays)) if arrays else "nothing"
+        raise DataError(f"{path}: which array holds the samples? Name it x; found {found}")
+    return arrays["x"] if "x" in arrays else next(iter(arrays.values()))
+
+
+def _rows(path: Path, x: NDArray[Any], y: NDArray[Any], task: Task | None, **known: Any) -> ArrayRows:
+    """`as_rows` with the path in its error messages."""
+    try:
+        return as_rows(x, y, task, **known)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def _dataset(path: Path, train: ArrayRows, test: ArrayRows | None, why_regression: str) -> Dataset:
+    if train.targets_shape:
+        is_guessed, remedy = why_regression != LOSS_DECIDES, "store integers"
+        warnings = label_warning(str(path), "y_train", train.y, remedy) if is_guessed else ()
+        why, sizes = f"regression: {why_regression}", (train.features, train.targets_shape[0])
+        return Dataset(path.name, "regression", *sizes, train, test, task_reason=why, warnings=warnings)
+    classes = class_count(train)
+    if classes > train.samples:
+        how = "number them from 0, or store floating point for regression, or set model.loss to mse"
+        why = f"label {classes - 1} among {train.samples} samples; integers are class labels: {how}"
+        raise DataError(f"{path}: {why}")
+    if train.y.min() == train.y.max():
+        raise DataError(f"{path}: all labels are {classes - 1}: classification needs at least 2 classes")
+    absent, why = np.setdiff1d(np.arange(classes), train.y), f"{classes} classes"
+    if absent.size:
+        labels = column_list([str(label) for label in absent])
+        why = f"{classes - absent.size} of {why} occur: no sample has the label {labels}"
+    sizes = train.features, classes
+    return Dataset(path.name, "classification", *sizes, train, test, task_reason=f"classification: {why}")
+
+
+def label_warning(called: str, name: str, y: NDArray[Any], remedy: str) -> tuple[str, ...]:
+    """Warning of a regression target that has few values, all of them whole numbers, as labels have."""
+    values = np.unique(y)
+    if y.shape[1] > 1 or (values != np.rint(values)).any() or len(values) > min(FEW_CLASSES, len(y) // 2):
+        return ()
+    shown = column_list([f"{value:.0f}" for value in values])
+    return (f"{called}: {name} has the values {shown} with decimal points: a regression; {remedy} if they are labels",)

@@ -3,240 +3,124 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import chain, compress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hybridnn.utils.text import counted, printable
+from hybridnn.utils.text import column_list, counted
 
 from .rows import Task
 from .table_columns import (
-    EXACT,
-    GROUPED,
     Column,
     Floats,
     Kind,
-    Numbers,
-    decide_numbers,
-    is_native,
+    has_decimals,
     label_text,
-    odd_dates,
-    plain_numbers,
-    read_column,
-    thousands_with_points,
+    number_block,
+    number_pattern,
+    read_columns,
+    with_date_formats,
 )
-from .table_doubts import FEW_ROWS, doubts, is_identifier
 from .table_encoding import TableEncoding
-from .table_options import TableOptions, column_list, require_columns
+from .table_file import Table
+from .table_options import TableOptions, require_columns
 from .table_problems import (
+    DROP_ADVICE,
+    FEW_ROWS,
     TARGET_ADVICE,
     Problem,
-    are_too_many,
-    column_problems,
-    infinite_values,
+    column_problem,
     is_mostly_numbers,
-    not_dates,
     not_numbers,
-    second_header,
-    sign_advice,
-    words_advice,
+    other_form,
+    sign_of,
+    two_readings,
 )
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-FEW_CLASSES = 50  # different whole numbers that are taken for labels in any table
-
-
-Parts = list[tuple[Sequence[str], Floats]]
-"""Names of columns, and their numbers, shape (rows, columns)."""
+EXACT = 2**53  # from here on, float64 does not represent all integers
+MOST_LABELS, ROWS_PER_LABEL = 20, 2  # whole numbers are labels up to so many, with on average so many rows each
+ID_NAME = re.compile(r"(.*[\W_])?(id|nr|no|key|number|subject)[\W_]?|.*[a-z]I[dD]", re.I)
 
 
 class Examination(NamedTuple):
-    """What a table holds: its columns that are not numbers alone, and why it cannot be used.
-
-    Attributes
-    ----------
-    columns : dict of str to Column
-        Columns that were read cell by cell; the others are numbers without missing values.
-    """
+    """What a table holds, and why it cannot be used."""
 
     encoding: TableEncoding
-    columns: dict[str, Column]
+    columns: dict[str, Column]  # that were read cell by cell; the other inputs are numbers
     problems: list[Problem]
-    doubts: list[str]  # what may not be as meant
-    frame: DataFrame  # the table with its columns of numbers as floats
-    has_task: bool  # whether the targets, if there are any, can be those of the task
+    notes: list[str]  # what may not be as meant
 
 
 def examine(
-    table: DataFrame,
-    called: str,
-    columns: Sequence[str],
-    targets: Sequence[str],
-    task: Task | None,
-    options: TableOptions,
+    table: Table, called: str, columns: Sequence[str], targets: Sequence[str], task: Task | None
 ) -> Examination:
-    """Decide what every column of a table is; means are left to `TableEncoding.with_means`.
+    """Decide what the input and target columns of a table are; means are left to `TableEncoding.with_means`.
 
-    Parameters
-    ----------
-    columns, targets : sequence of str
-        Input and target columns; they exist. Without targets only the inputs are examined.
-    task : {'classification', 'regression'}, optional
-        By default, one target column of text, truth values or whole numbers holds labels.
+    Without a `task`, one target column of text, truth values or few whole numbers holds labels.
     """
-    require_columns(called, table, options.text_columns, "which data.text_columns names")
-    found, plain, numbers, (ambiguous, unlikely) = _read(table, called, columns, targets, options)
-    problems, are_points_unlikely = [], options.separator in ("auto", ",")  # which would separate columns too
-    if ambiguous or (unlikely and not are_points_unlikely):
-        problems.append(_two_readings(ambiguous or unlikely, options, is_sure=bool(ambiguous)))
-    inputs = [found[name] for name in columns if name in found]
-    if header := second_header([*inputs, *(found[name] for name in targets)]):
-        problems.append(header)
-    else:
-        problems += [problem for column in inputs for problem in column_problems(column, options)]
-    known = replace(options, decimal=numbers.decimal, thousands=numbers.thousands or "none")  # type: ignore[arg-type]
+    frame, parsed = table.frame, table.options.csv.get("parse_dates", ())
+    require_columns(called, frame, table.options.text_columns, "which data.text_columns names")
+    require_columns(called, frame, parsed, "which data.csv.parse_dates names")
+    options = replace(table.options, csv=with_date_formats(frame, table.options.csv))
+    stated: dict[str, Kind] = {**dict.fromkeys(parsed, "date"), **dict.fromkeys(options.text_columns, "text")}
+    dtypes = dict(zip(frame.columns, (dtype.kind for dtype in frame.dtypes), strict=True))
+    plain = [name for name in columns if dtypes[name] in "iuf" and name not in stated]
+    others = list(dict.fromkeys([*columns, *targets]).keys() - {*plain}) if plain else [*columns, *targets]
+    block = number_block(frame, frame.columns.get_indexer(plain))
+    places = np.sort(frame.columns.get_indexer(others))
+    found = {column.name: column for column in read_columns(frame, places, options.csv, called, stated)}
+    inputs, outputs = [found[name] for name in columns if name in found], [found[name] for name in targets]
+    problems, notes = _points(table, plain, block, outputs), list[str]()
+    problems += [problem for column in inputs if (problem := column_problem(column, options))]
+    is_missing = np.isnan(block)
+    gaps = [(plain[n], is_missing[:, n], False) for n in np.flatnonzero(is_missing.any(axis=0)).tolist()]
+    gaps += [(one.name, one.codes < 0, one.kind == "text") for one in (*inputs, *outputs) if (one.codes < 0).any()]
+    for name, missing, is_text in gaps:
+        is_target = name in targets
+        is_left_out = "drop" in (options.missing, options.missing_targets if is_target else "")
+        gap = _gap(table, name, missing, is_text=is_text, is_target=is_target)
+        if missing.all() or not (is_left_out or (options.missing == "mean" and not is_target)):
+            problems.append(gap)
+        elif is_target and not gap.settings:
+            notes.append(f"{gap.text} are left out; {gap.advice.partition('; else')[0]}")
+    categories = {column.name: sorted_texts(column.texts) for column in inputs if column.kind == "text"}
     kinds = {name: column.kind for name, column in found.items() if column.kind in ("truth", "date")}
-    truths = {name for name, dtype in zip(table.columns, table.dtypes, strict=True) if dtype.kind == "b"}
-    kinds |= dict.fromkeys(truths & {*columns}, "truth")
-    categories = {column.name: _sorted(column.texts) for column in inputs if column.kind == "text"}
-    of_numbers = {column.name: column.values for column in inputs if column.kind == "number"}
-    if numbers == Numbers():
-        of_numbers |= {name: block[:, n] for names, block in plain for n, name in enumerate(names) if name not in found}
-    floats = {name: of_numbers[name] for name in columns if name in of_numbers and name not in kinds}
-    key = _key(table, {*columns, *targets}, floats)
-    encoding = TableEncoding(tuple(columns), tuple(targets), key, (), categories, kinds, options=known)
-    frame, has_task, doubted = _with_floats(table, floats), bool(targets), list[str]()
-    if targets:
-        of_targets = [found[name] for name in targets]
-        gaps, doubted = list(_target_gaps(of_targets, options)), list(_dropped_classes(of_targets, options))
-        classes, wrong = _fit_classes(of_targets, table, task, encoding)
-        encoding, problems = replace(encoding, classes=classes), problems + gaps + wrong
-        has_task = not wrong and all(gap.settings for gap in gaps)
-    doubted += doubts(frame, table, list(found.values()), encoding, is_stated=task is not None)
-    if unlikely and are_points_unlikely and len(table) >= FEW_ROWS:
-        how = 'set data.thousands = "." if it separates thousands'
-        doubted.append(f"every point stands before three digits, as in {unlikely!r}; {how}")
-    if numbers == Numbers(",", ".") and options.decimal == options.thousands == "auto" and len(table) >= FEW_ROWS:
-        doubted += _doubted_points(found.values())
-    return Examination(encoding, found, problems, doubted, frame, has_task)
+    are_floats = bool(targets) and dtypes[targets[0]] == "f" and bool((outputs[0].codes >= 0).all())
+    classes, wrong = _fit_classes(outputs, task, options, are_floats=are_floats) if targets else ((), [])
+    first = str(frame.columns[0])
+    is_id = first in plain[:1] and _are_ids(first, block[:, 0])
+    is_key = is_id or first not in {*columns, *targets}
+    key = first if is_key and frame.iloc[:, 0].is_unique else ""
+    how = "if it does nothing else, leave it out with data.drop_columns"
+    notes += [f"{first} seems to identify the rows; {how}"] if is_id else []
+    encoding = TableEncoding(tuple(columns), tuple(targets), key, classes, categories, kinds, options=options)
+    return Examination(encoding, found, problems + wrong, notes)
 
 
-def _doubted_points(columns: Iterable[Column]) -> Iterator[str]:
-    """Columns of which every cell has one point, before three digits, in a table with decimal commas."""
-    for column in columns:
-        if column.kind == "number" and all(text.count(".") == 1 and "," not in text for text in column.texts):
-            text, number = column.texts[0], column.numbers[0]
-            what = f"{printable(column.name, 40)}: every cell has a point before three digits, and {text!r} is read as"
-            yield f"{what} {number:.0f}, as other numbers have commas; write a comma if the point is a decimal point"
+def _gap(table: Table, name: str, missing: NDArray[np.bool_], *, is_text: bool, is_target: bool) -> Problem:
+    """The problem of missing values; words such as NA, which pandas takes for them, may be values of a text."""
+    csv, kept, words = table.options.csv, "", list[str]()
+    if is_text and table.raw and csv.get("keep_default_na", True):
+        cells = dict.fromkeys(cell.strip() for cell in table.raw([name])[name].to_numpy(object)[missing])
+        words = [repr(word) for word in cells if word and word not in csv.get("na_values", ())]
+    if words:
+        what = ("class", "classes") if is_target else ("value", "values")
+        kept = f"if {column_list(words)} {f'is a {what[0]}' if len(words) == 1 else f'are {what[1]}'}"
+        kept += ', set data.csv.keep_default_na = false, and data.csv.na_values = "" for empty cells'
+    rows = ", ".join([counted(int(missing.sum()), "row"), *words, f"first in row {int(missing.argmax()) + 1:,}"])
+    if is_target:
+        how, settings = f"{kept}; else {TARGET_ADVICE}" if kept else TARGET_ADVICE, {"missing_targets": "drop"}
+        return Problem(f"missing values in the target {name} ({rows})", how, {} if kept else settings)
+    if missing.all():
+        return Problem(f"{name} is empty", DROP_ADVICE, {"drop_columns": [name]}, name)
+    how = f'set data.missing to "drop" to leave out these rows or to "mean" to fill in means, or {DROP_ADVICE}'
+    return Problem(f"missing values in {name} ({rows})", f"{how}; {kept}" if kept else how, {"missing": "mean"}, name)
 
 
-def _read(
-    table: DataFrame, called: str, columns: Sequence[str], targets: Sequence[str], options: TableOptions
-) -> tuple[dict[str, Column], Parts, Numbers, tuple[str, str]]:
-    """Columns that were read cell by cell, the others, how numbers are written, and cells that have two readings.
-
-    Of the latter, the first is to be asked about, and the second is a decimal number in all likelihood.
-    """
-    plain, unread = _plain_parts(table, [*columns, *(targets if len(targets) > 1 else ())], options)
-    stated = [name for name in columns if name in options.text_columns]
-    given: dict[str, Kind] = dict.fromkeys(options.text_columns, "text")
-
-    def read(names: Iterable[str], numbers: Numbers) -> dict[str, Column]:
-        return {name: read_column(table[name], options, numbers, called, given.get(name)) for name in names}
-
-    raw = read(dict.fromkeys([*unread, *targets, *stated]), Numbers())
-    if any(re.search(r"\d,\d", text) for column in raw.values() for text in column.texts):  # points may be of thousands
-        raw |= read((name for name in columns if name not in raw and not is_native(table[name].dtype)), Numbers())
-    numbers, comma = decide_numbers((text for column in raw.values() for text in column.texts), options)
-    ambiguous = comma, ""
-    if numbers == Numbers() and options.decimal == options.thousands == "auto":
-        ambiguous = _ambiguous_points(table, raw, plain)
-    return raw if numbers == Numbers() else read(raw, numbers), plain, numbers, ambiguous
-
-
-def _ambiguous_points(table: DataFrame, raw: Mapping[str, Column], plain: Parts) -> tuple[str, str]:
-    """Numbers whose point may separate thousands, or empty texts: one beside numbers without points, and any other.
-
-    Another point that is decimal speaks against both, unless all numbers of the column without a point have three
-    digits.
-    """
-    texts = [column.texts for column in raw.values() if column.kind == "number"]
-    in_texts = set(table.columns[[not is_native(dtype) for dtype in table.dtypes]])
-    is_decimal = False
-    mixed: list[str] = []
-    others: list[str] = []
-    few = ((names[i : i + 64], block[:, i : i + 64]) for names, block in plain for i in range(0, len(names), 64))
-    for names, block in few:  # copies of all columns at a time would take much memory
-        is_text = [name in in_texts for name in names]
-        size = np.abs(block[:, is_text])
-        size[~np.isfinite(size)] = 0.5
-        is_whole, in_thousands = size == np.rint(size), 1000 * size
-        is_possible = is_whole | ((size > 1) & (size < 1000) & (np.abs(in_thousands - np.rint(in_thousands)) < 1e-6))
-        is_decimal = is_decimal or not is_possible.all()
-        has_points = ~is_whole.all(axis=0) & is_possible.all(axis=0)
-        mixed += compress(compress(names, is_text), has_points & is_whole.any(axis=0))
-        others += compress(compress(names, is_text), has_points & ~is_whole.any(axis=0))
-
-    def cells_of(names: Iterable[str]) -> Iterator[Sequence[str]]:
-        return ([cell.strip() for cell in table[name].to_numpy()] for name in names)
-
-    with_points = (text for cells in chain(texts, cells_of([*others, *mixed])) for text in cells if "." in text)
-    first = "" if is_decimal else next(with_points, "")
-    is_decimal = is_decimal or not all(map(GROUPED.fullmatch, filter(None, chain([first], with_points))))
-    found = (thousands_with_points(cells, 3 if is_decimal else 1) for cells in chain(texts, cells_of(mixed)))
-    return next(filter(None, found), ""), "" if is_decimal else first
-
-
-def _two_readings(number: str, options: TableOptions, *, is_sure: bool) -> Problem:
-    """The problem of a number whose comma or point may separate thousands; `is_sure`: a point probably does."""
-    if "," in number:
-        how = 'set data.thousands = "," if it separates thousands, or data.decimal = "," if it is a decimal comma'
-        settings = {} if options.separator in (";", "\t") else {"thousands": ","}
-    else:
-        how = 'set data.thousands = "." if the point separates thousands, or "none" if it is a decimal point'
-        settings = {"thousands": "."} if is_sure else {}
-    return Problem(f"{number!r} may be read in two ways", how, settings)
-
-
-def _key(table: DataFrame, used: set[str], numbers: Mapping[str, Floats]) -> str:
-    """The first column, if it seems to identify the rows: without use and with different cells, or an input of ids."""
-    first = str(table.columns[0])
-    if first in numbers:
-        is_long = len(table) >= FEW_ROWS and np.abs(numbers[first]).max() >= EXACT
-        is_key = is_long or is_identifier(first, numbers[first])
-        return first if is_key and table[first].astype(str).is_unique else ""
-    return first if first not in used and table[first].astype(str).is_unique else ""
-
-
-def _with_floats(table: DataFrame, columns: Mapping[str, Floats]) -> DataFrame:
-    """The table with some columns replaced, which come first."""
-    import pandas
-
-    values = np.column_stack(list(columns.values())) if columns else np.empty((len(table), 0))
-    floats = pandas.DataFrame(values, table.index, pandas.Index(list(columns), dtype=object))
-    return pandas.concat([floats, table.loc[:, ~table.columns.isin(list(columns))]], axis=1)
-
-
-def _plain_parts(table: DataFrame, names: Sequence[str], options: TableOptions) -> tuple[Parts, list[str]]:
-    """The columns that are numbers alone, and the names of the others, found by halving."""
-    plain = Numbers() if options.decimal in ("auto", ".") else Numbers(options.decimal)
-    values = plain_numbers(table, names, plain, options.words) if names else None
-    if values is not None and np.isfinite(values).all():
-        return [(names, values)], []
-    if len(names) <= 1:
-        return [], list(names)
-    half = len(names) // 2
-    few = table[list(names)] if 2 * len(names) <= table.shape[1] else table
-    first, second = _plain_parts(few, names[:half], options), _plain_parts(few, names[half:], options)
-    return first[0] + second[0], first[1] + second[1]
-
-
-def _sorted(texts: Iterable[str]) -> tuple[str, ...]:
+def sorted_texts(texts: Iterable[str]) -> tuple[str, ...]:
     """Texts in order; whole numbers by size."""
     distinct = set(texts)
     try:
@@ -245,96 +129,98 @@ def _sorted(texts: Iterable[str]) -> tuple[str, ...]:
         return tuple(sorted(distinct))
 
 
+def _are_ids(name: str, values: Floats) -> bool:
+    """Whether numbers seem to identify the rows: all differ, and they count from 0 or 1, are long, or named so."""
+    if len(values) < 5 or (values != np.rint(values)).any():
+        return False
+    is_count = values[0] in (0, 1) and (np.diff(values) == 1).all()
+    is_named = ID_NAME.fullmatch(name) and len(np.unique(values)) == len(values)
+    return bool(is_count or is_named or np.abs(values).max() >= EXACT)
+
+
+def _points(table: Table, plain: Sequence[str], block: Floats, targets: Sequence[Column]) -> list[Problem]:
+    """Columns whose points, all before three digits, may separate thousands.
+
+    Numbers below 1, and others with more or fewer decimals, are decimal; whole numbers above 999 would have points. If
+    some points of the table are decimal, all are, unless the numbers without one in their column have three digits.
+    """
+    given = table.options.csv
+    if table.raw is None or {"decimal", "thousands"} & {*given}:
+        return []
+    size = np.nan_to_num(np.abs(block), posinf=0.0)
+    is_whole, in_thousands = size == np.rint(size), 1000 * size
+    is_possible = is_whole | ((size > 1) & (size < 1000) & (np.abs(in_thousands - np.rint(in_thousands)) < 1e-6))
+    is_decimal, found = not is_possible.all(), list[tuple[str, str, set[int]]]()
+    chosen = (is_possible & (size < 1000)).all(axis=0) & ~is_whole.all(axis=0)
+    chosen &= (is_whole & (size >= 100)).any(axis=0) | (not is_decimal)
+    names = [plain[place] for place in np.flatnonzero(chosen).tolist()]
+    cells: dict[str, Sequence[str]] = {column.name: column.texts for column in targets if column.kind == "number"}
+    for name, texts in table.raw(names).items() if names else ():
+        cells[str(name)] = texts.str.strip().unique().tolist()
+    for name, texts in cells.items():
+        points, digits = [t for t in texts if "." in t], {len(t.lstrip("+-")) for t in texts if t and "." not in t}
+        is_grouped = all(map(number_pattern(",", ".").fullmatch, points))
+        is_decimal |= not is_grouped
+        found += [(name, points[0], digits)] if points and is_grouped else []
+    return [
+        two_readings(point, name)
+        for name, point, digits in found
+        if (digits <= ({3} if is_decimal else {1, 2, 3}) if digits else not is_decimal and given["sep"] != ",")
+    ]
+
+
 def _fit_classes(
-    targets: Sequence[Column], table: DataFrame, task: Task | None, encoding: TableEncoding
+    targets: Sequence[Column], task: Task | None, options: TableOptions, *, are_floats: bool
 ) -> tuple[tuple[str, ...], list[Problem]]:
-    """Names of the classes, empty for regression, and what is wrong with the targets."""
+    """Names of the classes, empty for regression, and what is wrong; pandas makes floats of whole numbers with gaps."""
+    column, csv = targets[0], options.csv
     if task == "regression" or (task is None and len(targets) > 1):
-        return (), [_regression_problem(column) for column in targets if column.odd() and column.kind == "text"]
+        wrong = [other_form(one, csv) or not_numbers(one, is_target=True) for one in targets if one.odd()]
+        return (), [problem._replace(text=f"regression needs numbers as targets; {problem.text}") for problem in wrong]
     if len(targets) > 1:
-        shown = f"classification needs one target column, not {len(targets)}"
-        return (), [Problem(shown, "give one name in data.targets")]
-    column = targets[0]
-    if task is None and (column.kind == "date" or (column.kind == "number" and _has_decimals(column, table, encoding))):
-        return (), []
+        return (), [Problem(f"classification needs one target column, not {len(targets)}", "name one in data.targets")]
     is_number = column.kind == "number"
-    classes = _sorted(label_text(text, encoding.numbers) if is_number else text for text in column.texts)
-    problem = _label_problem(column, classes, task, encoding.options)
+    if task is None and (column.kind == "date" or (is_number and (are_floats or has_decimals(column.texts, csv)))):
+        return (), []
+    classes = sorted_texts(label_text(text, csv) if is_number else text for text in column.texts)
+    problem = _label_problem(column, len(classes), task, options)
+    if problem is None and len(classes) < 2:
+        only = f"all labels are {column_list(classes)}" if classes else "has no label"
+        problem = Problem(f"column {column.name!r}: {only}", "classification needs at least 2 classes")
     return classes, [problem] if problem else []
 
 
-def _target_gaps(targets: Sequence[Column], options: TableOptions) -> Iterator[Problem]:
-    """Missing and infinite values of targets; words such as None may be a class."""
-    for column in targets:
-        if column.missing and "drop" not in (options.missing, options.missing_targets):
-            row = int((column.codes < 0).argmax()) + 1
-            rows = f"{counted(column.missing, 'row')}, first in row {row:,}"
-            shown = f"missing values in the target {printable(column.name, 40)} ({rows})"
-            if words := words_advice(column, options, "class"):
-                yield Problem(shown, f"{words}; else {TARGET_ADVICE}")
-            else:
-                yield Problem(shown, TARGET_ADVICE, {"missing_targets": "drop"})
-        yield from infinite_values(column, is_target=True)
-
-
-def _dropped_classes(targets: Sequence[Column], options: TableOptions) -> Iterator[str]:
-    """Doubts about words among labels that count as missing values, and whose rows are left out."""
-    for column in targets if "drop" in (options.missing, options.missing_targets) else ():
-        if words := words_advice(column, options, "class"):
-            rows = counted(column.missing, "row")
-            yield f"{printable(column.name, 40)}: {rows} without a label are left out; {words}"
-
-
-def _has_decimals(column: Column, table: DataFrame, encoding: TableEncoding) -> bool:
-    """Whether numbers have decimals or separators of thousands, as those of a regression."""
-    thousands = encoding.numbers.thousands
-    if (column.numbers != np.rint(column.numbers)).any() or (thousands and any(thousands in t for t in column.texts)):
-        return True
-    series = table[column.name]
-    if is_native(series.dtype):  # pandas makes whole numbers floats where values are missing
-        return series.dtype.kind == "f" and not column.missing
-    return any(encoding.numbers.decimal in text or "e" in text.casefold() for text in column.texts)
-
-
-def _regression_problem(column: Column) -> Problem:
-    problem = not_numbers(column, is_target=True)
-    return problem._replace(text=f"regression needs numbers as targets; {problem.text}")
-
-
-def _are_quantities(values: int, rows: int) -> bool:
-    """Whether there are too many different whole numbers for labels."""
-    return values > max(FEW_CLASSES, rows // 4) or are_too_many(values, rows)
-
-
-def _label_problem(column: Column, classes: Sequence[str], task: Task | None, options: TableOptions) -> Problem | None:
+def _label_problem(column: Column, classes: int, task: Task | None, options: TableOptions) -> Problem | None:
     """Why a column cannot hold labels."""
-    name, rows = f"column {column.name!r}", len(column.codes) - column.missing
-    is_free = column.kind == "text" and task is None and column.name not in options.text_columns
-    if is_free and (is_mostly_numbers(column) or sign_advice(column.texts)):
-        problem, numbers = not_numbers(column, is_target=True), column.numbers[~np.isnan(column.numbers)]
-        if (numbers != np.rint(numbers)).any():
-            return problem
-        if not _are_quantities(len(np.unique(numbers)), rows):
-            return problem._replace(settings={})  # an odd cell may be a class
-        how = f"{problem.advice}; set model.loss to mse for regression"
-        return problem._replace(advice=how, settings=problem.settings and {**problem.settings, "model.loss": "mse"})
+    name, rows, numbers = (
+        f"column {column.name!r}",
+        int((column.codes >= 0).sum()),
+        column.numbers[~np.isnan(column.numbers)],
+    )
+    are_whole, few = (numbers == np.rint(numbers)).all(), len(numbers) <= min(MOST_LABELS, rows // ROWS_PER_LABEL)
+    if column.kind == "number" and (not are_whole or np.abs(numbers).max(initial=0) >= EXACT):
+        odd = numbers[np.argmax(numbers != np.rint(numbers)) if not are_whole else np.argmax(np.abs(numbers))]
+        how = "it is too large" if are_whole else "classification needs labels"
+        return Problem(f"{name} has the label {odd:.0f}" if are_whole else f"{name} holds {odd:g}", how)
+    if task is not None or (column.kind == "number" and few):
+        return None
     if column.kind == "number":
-        broken = column.numbers[column.numbers != np.rint(column.numbers)]
-        if broken.size:
-            return Problem(f"{name} holds {broken[0]:g}", "classification needs labels")
-        largest = column.numbers[np.abs(column.numbers).argmax()] if column.numbers.size else 0
-        if abs(largest) >= EXACT:
-            return Problem(f"{name} has the label {largest:.0f}", "it is too large")
-        if task is None and _are_quantities(len(classes), rows):
-            how = "set model.loss to mse for regression, or to cross_entropy if these are labels"
-            shown = f"{name} has {len(classes):,} different whole numbers in {rows:,} rows"
-            return Problem(shown, how, {"model.loss": "mse"})
-    elif task is None and are_too_many(len(classes), rows):
-        if not_days := odd_dates(column.texts, options.dates):
-            return not_dates(column, not_days, options.dates, is_target=True)
+        is_count = numbers.min() in (0, 1) and np.ptp(numbers) == classes - 1
+        likely = "cross_entropy" if is_count and (classes <= MOST_LABELS or rows >= 10 * classes) else "mse"
+        how = "set model.loss to mse for regression, or to cross_entropy if these are labels"
+        return Problem(f"{name} has {classes:,} different whole numbers in {rows:,} rows", how, {"model.loss": likely})
+    if column.kind != "text" or column.name in options.text_columns:
+        return None
+    if problem := other_form(column, options.csv):
+        return problem
+    if is_mostly_numbers(column) or sign_of(column.texts):
+        problem = not_numbers(column, is_target=True)
+        if are_whole and few:
+            return problem._replace(settings={})  # an odd cell may be a class
+        settings = problem.settings and {**problem.settings, "model.loss": "mse"}
+        how = f"{problem.advice}; set model.loss to mse for regression"
+        return problem._replace(advice=how, settings=settings) if are_whole else problem
+    if rows >= FEW_ROWS and classes > rows // 2:
         how = "a class needs several rows; name another column, or set model.loss to cross_entropy if these are labels"
-        return Problem(f"{name} has {len(classes):,} different texts in {rows:,} rows", how)
-    if len(classes) < 2:
-        only = f"all labels are {column_list(classes)}" if classes else "has no label"
-        return Problem(f"{name}: {only}", "classification needs at least 2 classes")
+        return Problem(f"{name} has {classes:,} different texts in {rows:,} rows", how)
     return None

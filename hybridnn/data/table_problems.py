@@ -3,62 +3,39 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, get_args
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from hybridnn.errors import DataError
-from hybridnn.utils.text import command_argument, counted, plural, printable, to_json
+from hybridnn.errors import DataError, one_line
+from hybridnn.utils.text import NAMES_SHOWN, column_list, command_argument, counted, plural, to_json
 
-from .table_columns import ANY_DATE, TOTAL, TRUTH, Column, Numbers, days_of, odd_dates
-from .table_options import MISSING_WORDS, NAMES_SHOWN, Dates, TableOptions, column_list
+from .table_columns import Column, numbers_of
+from .table_options import Csv, TableOptions
 
 MOST_CATEGORIES = 1_000  # values of one column that become inputs
 FEW_ROWS = 20  # in a table of fewer rows, all texts may differ and be categories or labels
 SEVERAL_ROWS = 5  # in more rows, the texts of a category do not all differ
 CELLS_SHOWN = 3  # texts of odd cells in a message, and rows of each
-WITH_UNIT = re.compile(r"[+-]?\d[\d.,]*\s*(\u00b0?[^\W\d_]{1,5}[/\u00b2\u00b3\w]{0,5})")
-DATE_FORMS: Mapping[Dates, str] = {"iso": "2020-12-31", "day-first": "31.12.2020", "month-first": "12/31/2020"}
-DATE_ADVICE = "dates must be days that exist, written as 2020-12-31"
-TOTAL_ADVICE = "remove the last row from the file, which sums up the others"
-MISSING_ADVICE = (
-    'set data.missing to "drop" to leave out these rows or to "mean" to fill in means, or data.drop_columns to leave '
-    "columns out"
+FORMS = tuple(
+    (decimal, thousands) for thousands in ("", ",", ".", " ", "'") for decimal in ".," if decimal != thousands
 )
-TARGET_ADVICE = 'only inputs can be filled in; set data.missing_targets to "drop" to leave out these rows'
-TEXT_ADVICE = (
-    'set data.categories to "one-hot" to make an input of each value, or data.drop_columns to leave the column out'
+"""How numbers are written: the separators of decimals and of thousands."""
+SEPARATED = re.compile(r"\d[.,' \u00a0\u202f]\d")
+SIGNED = re.compile(  # a sign, a number, and a sign or a unit
+    r"([^\w\s\"'<>\u2264\u2265\u2013]\s?|[A-Z]{3} |[A-Z][a-z]\. )?[+-]?\d[\d.,' \u00a0\u202f_]*?\s?"
+    r"([^\w\s.,\"']|\u00b0?[^\W\d_]{1,4}[\u00b2\u00b3]?)?"
 )
+ANY_DATE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}.*|\d{1,2}[. -]?[A-Za-z]{3,9}[. -]?\d{2,4}")
 PLACEHOLDER = re.compile(
-    r"\W+|n\W?[adv]\W?|nan|null|none|nil|missing|unknown|k\. ?a\.|[+-]?inf(inity)?|#[A-Z/0]+[!?]", re.I
+    r"\W+|n\W?[adv]\W?|nan|null|none|nil|missing|unknown|k\. ?a\.|[+-]?inf(inity)?|#[A-Z/0]+[!?]|[09]{4}-.*", re.I
 )
 """Words that are usual for missing values; of others a person decides."""
-NO_DAY = re.compile(r"(0000-00-00|9999-99-99).*")
-"""What databases write in place of a missing date."""
-VERSION = re.compile(r"\d{1,3}\.\d{1,3}\.\d{1,3}")
-USUAL_TEXT = {"categories": "one-hot"}
-CURRENCY = r"[$\u20ac\u00a3\u00a5\u20b9]|\b(CHF|EUR|USD|GBP|INR|JPY|SEK|NOK|DKK|Fr|Rs|kr)(?![^\W\d])\.?"
-_SIGNS: Sequence[tuple[str, str, Mapping[str, str]]] = (
-    ("[%\u2030]", "numbers must have no percent signs: remove them from the column", {}),
-    (CURRENCY, "numbers must have no currency signs: remove them from the column", {}),
-    (
-        "[ \u00a0\u202f]",
-        'a number must have no spaces; set data.thousands = " " if they separate thousands',
-        {"thousands": " "},
-    ),
-    (
-        "'",
-        'a number must have no apostrophes; set data.thousands = "\'" if they separate thousands',
-        {"thousands": "'"},
-    ),
-    ("[()]", "a number must have no parentheses: write a minus sign if they stand for one", {}),
-    (
-        "_",
-        "a number must have no underscores: remove them, or add the column to data.text_columns if it holds codes",
-        {},
-    ),
-)
+TARGET_ADVICE = 'only inputs can be filled in; set data.missing_targets to "drop" to leave out these rows'
+DROP_ADVICE = "leave the column out with data.drop_columns"
+
+Value = str | bool | list[str]
 
 
 class Problem(NamedTuple):
@@ -66,7 +43,7 @@ class Problem(NamedTuple):
 
     text: str
     advice: str
-    settings: Mapping[str, str | list[str]] = {}  # keys of [data], or with their section, that solve it
+    settings: Mapping[str, Value] = {}  # keys of [data], or of [model] with their section, that solve it
     column: str = ""  # an input column without which it is none
 
 
@@ -76,35 +53,33 @@ class TableError(DataError):
 
 def require_no_problem(called: str, problems: Sequence[Problem], hint: str = "") -> None:
     """Raise one `TableError` of all problems, with the settings that solve them."""
-    if not problems:
-        return
+    texts = [one_line(problem.text) for problem in problems[:NAMES_SHOWN]]
     if len(problems) == 1:
-        raise TableError(f"{called}: {problems[0].text}; {problems[0].advice}")
-    shown = [f"({number}) {problem.text}" for number, problem in enumerate(problems[:NAMES_SHOWN], 1)]
-    more = f" and {len(problems) - NAMES_SHOWN:,} more" if len(problems) > NAMES_SHOWN else ""
-    advice = options_text(settings_of(problems))
-    ways = f"; what may solve them: {advice[:500]}" if advice else ""
-    raise TableError(f"{called}: {len(problems)} problems: {', '.join(shown)}{more}{ways}{hint}")
+        raise TableError(f"{called}: {texts[0]}; {one_line(problems[0].advice)}")
+    if problems:
+        shown = ", ".join(f"({number}) {text}" for number, text in enumerate(texts, 1))
+        more = f" and {len(problems) - NAMES_SHOWN:,} more" if len(problems) > NAMES_SHOWN else ""
+        options, advice = options_text(settings_of(problems))[:500], {problem.advice for problem in problems}
+        ways = f"; what may solve them: {options}" if options else "; ".join(["", *advice]) * (len(advice) == 1)
+        raise TableError(f"{called}: {len(problems)} problems: {shown}{more}{ways}{hint}")
 
 
-def settings_of(problems: Sequence[Problem]) -> dict[str, str | list[str]]:
+def settings_of(problems: Sequence[Problem]) -> dict[str, Value]:
     """The settings that solve problems; lists of several problems are joined."""
-    found: dict[str, str | list[str]] = {}
-    for problem in problems:
-        for key, value in problem.settings.items():
-            before = found.get(key, [])
-            are_lists = isinstance(value, list) and isinstance(before, list)
-            found[key] = list(dict.fromkeys([*before, *value])) if are_lists else value
+    found: dict[str, Value] = {}
+    for key, value in (item for problem in problems for item in problem.settings.items()):
+        before = found.get(key)
+        are_lists = isinstance(before, list) and isinstance(value, list)
+        found[key] = list(dict.fromkeys([*before, *value])) if are_lists else value  # type: ignore[misc]
     return found
 
 
-def options_text(settings: Mapping[str, str | list[str]]) -> str:
+def options_text(settings: Mapping[str, Value]) -> str:
     """Settings of ``[data]`` as options of a command."""
-    texts = {
-        key if "." in key else f"data.{key}": value if isinstance(value, str) else list_text(value)
-        for key, value in settings.items()
-    }
-    return " ".join(f"--set {command_argument(f'{key}={text}')}" for key, text in texts.items())
+    texts = {key: list_text(value) if isinstance(value, list) else str(value) for key, value in settings.items()}
+    texts |= {key: str(value).lower() for key, value in settings.items() if isinstance(value, bool)}
+    names = {key: key if key.startswith("model.") else f"data.{key}" for key in texts}
+    return " ".join(f"--set {command_argument(f'{names[key]}={text}')}" for key, text in texts.items())
 
 
 def list_text(values: Sequence[str]) -> str:
@@ -113,108 +88,101 @@ def list_text(values: Sequence[str]) -> str:
     return ",".join(values) if is_simple else to_json(list(values))
 
 
-def column_problems(column: Column, options: TableOptions) -> Iterator[Problem]:
-    """Why an input column cannot be used with these options."""
-    for problem in _column_problems(column, options):
-        yield problem if problem.advice == TOTAL_ADVICE else problem._replace(column=column.name)
+# -- columns -----------------------------------------------------------------------------------------------------------
 
 
-def _column_problems(column: Column, options: TableOptions) -> Iterator[Problem]:
-    name = printable(column.name, 40)
-    if not column.texts:
-        yield Problem(f"{name} is empty", "leave it out with data.drop_columns", {"drop_columns": [column.name]})
-        return
-    if column.kind == "text":
-        problem = _text_column(column, options)
-        if options.categories != "one-hot" or problem.settings != USUAL_TEXT:
-            yield problem
-            if problem.settings != USUAL_TEXT:
-                return
-    if column.missing and options.missing == "error":
-        row = int((column.codes < 0).argmax()) + 1
-        rows = counted(column.missing, "row") + (
-            f", {column_list(column.missing_words)}" if column.missing_words else ""
-        )
-        words = words_advice(column, options, "value")
-        how = f"{MISSING_ADVICE}; {words}" if words else MISSING_ADVICE
-        yield Problem(f"missing values in {name} ({rows}, first in row {row:,})", how, {"missing": "mean"})
-    yield from infinite_values(column)
-
-
-def words_advice(column: Column, options: TableOptions, what: str) -> str:
-    """How to keep the `MISSING_WORDS` in a column of text, which may be a `what` there; empty without such words.
-
-    A word that is one of ``options.missing_words`` is missing by decision.
-    """
-    of_text = column.missing_words if column.kind == "text" or not column.texts else ()
-    words = [word for word in of_text if word in MISSING_WORDS and word not in options.missing_words]
-    if not words:
-        return ""
-    kept = [*options.missing_words, *(f"not {word}" for word in words)]
-    are = f"is a {what}" if len(words) == 1 else f"are {plural(what, 2)}"
-    named = column_list([repr(word) for word in words])
-    return f"if {named} {are}, set data.missing_words = {to_json(kept if len(kept) > 1 else kept[0])}"
-
-
-def infinite_values(column: Column, *, is_target: bool = False) -> Iterator[Problem]:
-    """The problem of a column of numbers of which some are infinite."""
-    if column.kind == "number" and np.isinf(column.numbers).any():
-        texts = [column.texts[place] for place in np.flatnonzero(np.isinf(column.numbers))]
-        shown = f"infinite values in {printable(column.name, 40)} ({_cells(column, texts)})"
-        yield Problem(shown, *_missing_words(column, texts, is_target=is_target))
-
-
-def second_header(columns: Sequence[Column]) -> Problem | None:
-    """The problem of a first row that names or describes columns, which holds no number in columns of numbers."""
-    of_numbers = [column for column in columns if column.kind == "text" and is_mostly_numbers(column)]
-    are_alone = [column for column in of_numbers if column.rows(column.odd()).tolist() == [0] and len(column.codes) > 2]
-    found = [column.odd()[0] for column in are_alone]
-    if len(found) < 2 or len(found) < len(of_numbers):
+def column_problem(column: Column, options: TableOptions) -> Problem | None:
+    """Why an input column that was read as text, truth values or dates cannot be used with these options."""
+    name, texts, rows = column.name, column.texts, int((column.codes >= 0).sum())
+    is_stated, odd = name in options.text_columns, column.odd() or list(texts)  # stated codes are all numbers
+    if column.kind != "text" or not texts:
+        return not_numbers(column) if column.odd() else None
+    if not is_stated and (is_mostly_numbers(column) or sign_of(odd) or other_form(column, options.csv)):
+        return other_form(column, options.csv) or not_numbers(column)
+    shown = f"text in {name} ({counted(len(column.rows(odd)), 'row')}, {_cells(column, odd[:1])}"
+    if not is_stated and 2 * sum(map(bool, map(ANY_DATE.fullmatch, texts))) > len(texts):
+        how = "dates must be written as 2020-12-31, or read with data.csv.parse_dates, and data.csv.dayfirst where the "
+        return Problem(f"{shown})", f"{how}day is first; or {DROP_ADVICE}", {"drop_columns": [name]}, name)
+    is_unlikely = (rows >= FEW_ROWS and len(texts) > rows // 2) or len(texts) == rows > SEVERAL_ROWS
+    if len(texts) > MOST_CATEGORIES or (not is_stated and is_unlikely):
+        why = f"{len(texts):,} different values in {rows:,} rows, as of an id or of measurements"
+        how = "" if is_stated else ", or add it to data.text_columns to make an input of each value"
+        return Problem(f"{shown}, {why})", DROP_ADVICE + how, {"drop_columns": [name]}, name)
+    if options.categories == "one-hot":
         return None
-    text = f"row 1 holds no numbers ({column_list([repr(cell) for cell in found])}) where the other rows do"
-    return Problem(text, "if it is a second header line, remove it from the file")
+    how = f'set data.categories to "one-hot" to make an input of each value, or {DROP_ADVICE}'
+    return Problem(f"{shown})", how, {"categories": "one-hot"}, name)
 
 
 def is_mostly_numbers(column: Column) -> bool:
     """Whether a column of text is one of numbers but for less than half of its cells; leading zeros are of codes."""
-    if any(re.match(r"0\d", text) for text in column.texts):
-        return False
-    return 2 * len(column.rows(column.odd())) < len(column.codes) - column.missing
+    is_code = any(re.match(r"0\d", text) for text in column.texts)
+    return not is_code and 2 * len(column.rows(column.odd())) < int((column.codes >= 0).sum())
 
 
-def are_too_many(classes: int, rows: int) -> bool:
-    """Whether most values of a target differ."""
-    return rows >= FEW_ROWS and classes > rows // 2
+def sign_of(texts: Sequence[str]) -> str:
+    """A sign or unit beside the numbers of most texts, or an empty text."""
+    found = [(match[1] or match[2]).strip() for match in map(SIGNED.fullmatch, texts) if match and any(match.groups())]
+    is_unit = len(found) > 1 and len({*found}) == 1
+    signs = [sign for sign in found if is_unit or not sign.isalnum()]
+    return signs[0] if signs and 2 * len(found) >= len(texts) else ""
+
+
+def other_form(column: Column, csv: Csv, *, is_training: bool = True) -> Problem | None:
+    """The problem of numbers that are written in another form than they are read in, or that have two readings."""
+    cell = next(filter(SEPARATED.search, column.texts), None)
+    if cell is None:
+        return None
+    own = {"decimal": csv.get("decimal", "."), "thousands": csv.get("thousands", "")}
+    ways: dict[tuple[str, ...], dict[str, Value]] = {}
+    for form in FORMS:
+        changed = {key: sign for key, sign in zip(own, form, strict=True) if sign != own[key]}
+        numbers = numbers_of(column.texts, dict(zip(own, form, strict=True)))
+        is_free = not any((key in csv and is_training) or not changed[key] for key in changed)
+        if is_free and 10 * np.isnan(numbers).sum() < len(numbers):
+            ways.setdefault(tuple(map(str, numbers)), {f"csv.{key}": sign for key, sign in changed.items()})
+    if not ways or {} in ways.values():
+        return None
+    if len(ways) > 1 and is_training:
+        return two_readings(cell, column.name)
+    settings = next(iter(ways.values()))
+    how = "set " + " and ".join(f'data.{key} = "{sign}"' for key, sign in settings.items())
+    if not is_training:
+        how, settings = "the file must write them as that of the training", {}
+    return Problem(f"{column.name}: numbers are written as {cell!r}", how, settings)
+
+
+def two_readings(cell: str, name: str) -> Problem:
+    """The problem of a number whose comma or point separates decimals, or thousands."""
+    sign, kind = (",", "comma") if "," in cell else (".", "point")
+    how = f'set data.csv.thousands = "{sign}" if it separates thousands, or data.csv.decimal = "{sign}" if it is a '
+    return Problem(f"{name}: {cell!r} may be read in two ways", f"{how}decimal {kind}")
 
 
 def not_numbers(column: Column, *, is_target: bool = False) -> Problem:
     """Some cells of a column of numbers, or of truth values or dates, are none."""
-    texts = column.odd()
-    shown = _odd_cells(column, texts, {"truth": "truth value", "date": "date"}.get(column.kind, "number"))
-    if column.kind == "date":
-        return Problem(shown, DATE_ADVICE)
-    if column.kind == "truth" or all(text.casefold() in TRUTH for text in texts):
-        return Problem(shown, "the column must hold true and false alone, or 1 and 0 alone")
-    if problem := _two_decimals(column):
-        return problem
-    if found := sign_advice(texts):
-        return Problem(shown, *found)
-    if not is_mostly_numbers(column):
-        return Problem(shown, "the column must hold numbers")
-    if len(texts) > 5 or any(letter.isdigit() for text in texts if not _is_placeholder(text) for letter in text):
-        return Problem(shown, "correct these cells, or add the column to data.text_columns if it holds codes")
-    return Problem(shown, *_missing_words(column, texts, is_target=is_target))
-
-
-def _is_placeholder(text: str) -> bool:
-    return (PLACEHOLDER.fullmatch(text) or NO_DAY.fullmatch(text)) is not None
-
-
-def _odd_cells(column: Column, texts: Sequence[str], what: str, form: str = "") -> str:
-    """How many cells of a column are none of `what` it holds, and which."""
-    count, rows = len(column.rows(texts)), len(column.codes) - column.missing
+    texts, own, rows = column.odd(), "" if is_target else column.name, int((column.codes >= 0).sum())
+    count, what = len(column.rows(texts)), {"truth": "truth value", "date": "date"}.get(column.kind, "number")
     cells = f"{count:,} of {rows:,} cells are no {what}s" if count < rows else f"no cell is a {what}"
-    return f"{printable(column.name, 40)}: {cells}{form} ({_cells(column, texts)})"
+    shown, words = f"{column.name}: {cells} ({_cells(column, texts)})", column_list([repr(text) for text in texts])
+    are_usual = all(map(PLACEHOLDER.fullmatch, texts))
+    settings: dict[str, Value] = {"csv.na_values": texts}
+    settings |= {"missing_targets": "drop"} if is_target else {"missing": "mean"}
+    how = "correct these cells, or add the column to data.text_columns if it holds codes"
+    if column.kind == "truth" or all(text.casefold() in ("true", "false") for text in texts):
+        how = "the column must hold true and false alone, or 1 and 0 alone"
+    elif column.kind != "date" and (sign := sign_of(texts)):
+        how = f"numbers must be written as -1234.5, without signs and units such as {sign!r}: change the column"
+    elif 2 * count >= rows:
+        how = f"the column must hold {what}s"
+    elif column.rows(texts).tolist() in ([0], [len(column.codes) - 1]) and not are_usual and len(column.codes) > 2:
+        how, own = "correct this cell, or remove its row from the file if it names or sums up the columns", ""
+    elif are_usual or (len(texts) <= 5 and not any(letter.isdigit() for text in texts for letter in text)):
+        rule = 'data.missing_targets to "drop"' if is_target else "data.missing"
+        how = f"if missing values are written as {words}, add this to data.csv.na_values, and set {rule}"
+        how += "" if are_usual else "; if the column holds codes, add it to data.text_columns"
+        return Problem(shown, how, settings if are_usual else {}, own)
+    return Problem(shown, how, {}, own)
 
 
 def _cells(column: Column, texts: Sequence[str]) -> str:
@@ -222,107 +190,6 @@ def _cells(column: Column, texts: Sequence[str]) -> str:
     shown = []
     for text in texts[:CELLS_SHOWN]:
         rows = column.rows([text]) + 1
-        more = ", …" if len(rows) > CELLS_SHOWN else ""
-        places = ", ".join(f"{row:,}" for row in rows[:CELLS_SHOWN].tolist())
-        shown.append(f"{printable(repr(text), 40)} in {plural('row', len(rows))} {places}{more}")
-    more = f" and {len(texts) - CELLS_SHOWN:,} more" if len(texts) > CELLS_SHOWN else ""
-    return f"{', '.join(shown)}{more}"
-
-
-def _missing_words(
-    column: Column, texts: list[str], *, is_target: bool = False
-) -> tuple[str, Mapping[str, str | list[str]]]:
-    """Advice about odd cells that may stand for missing values, and the settings if they usually do."""
-    if column.rows(texts).tolist() == [len(column.codes) - 1] and TOTAL.fullmatch(texts[0]):
-        return TOTAL_ADVICE, {}
-    words = column_list([repr(text) for text in texts])
-    what, it = ("stands for a missing value", "it") if len(texts) == 1 else ("stand for missing values", "them")
-    rule = 'data.missing_targets to "drop"' if is_target else "data.missing"
-    how = f"if {words} {what}, add {it} to data.missing_words, and set {rule}; "
-    how += "if the column holds codes, add it to data.text_columns"
-    is_usual = all(map(_is_placeholder, texts))
-    settings = {"missing_targets": "drop"} if is_target else {"missing": "mean"}
-    return how, {"missing_words": texts, **settings} if is_usual else {}
-
-
-def _two_decimals(column: Column) -> Problem | None:
-    """The problem of numbers of which most have decimal commas and a few have points, or the other way round."""
-    if not all(any(sign in text for text in column.texts) for sign in ",."):
-        return None
-    unread = {*column.odd()}
-    for usual, other, signs in ((",", ".", "commas"), (".", ",", "points")):
-        odd = [text for text in column.texts if Numbers(usual).parse(text) is None]
-        marked = {text for text in column.texts if usual in text}.difference(odd)
-        others = {text for text in odd if Numbers(other).parse(text) is not None}
-        are_unlike = unread & others or marked <= unread  # else one sign separates thousands
-        if marked and others and are_unlike and 2 * len(odd) < len(column.texts):
-            cells = _cells(column, odd)
-            shown = f"{printable(column.name, 40)}: most cells are numbers with decimal {signs}, but not {cells}"
-            return Problem(shown, "correct these cells: the numbers of a table have all decimal commas or all points")
-    return None
-
-
-def not_dates(column: Column, odd: list[str], dates: Dates, *, is_target: bool = False) -> Problem:
-    """Some cells of a column of dates are none in the form `dates`."""
-    shown = _odd_cells(column, odd, "date", f" as {DATE_FORMS[dates]}")
-    unread = {form: [text for text in column.texts if days_of(text, form) is None] for form in get_args(Dates)}
-    best = [form for form in unread if len(unread[form]) == min(map(len, unread.values()))]
-    if dates not in best:
-        if len(best) > 1 and not all("." in text for text in filter(ANY_DATE.fullmatch, odd)):  # points: days first
-            ways = " or ".join(f'"{form}" for {DATE_FORMS[form].replace(".", "/")}' for form in best)
-            return Problem(shown, f"set data.dates to {ways}")
-        how, settings, odd = f'set data.dates to "{best[0]}"', {"dates": best[0]}, unread[best[0]]
-        if not odd:
-            return Problem(shown, how, settings)
-        rest = not_dates(column, odd, best[0], is_target=is_target)
-        return Problem(
-            shown, f"{how}; then {rest.text}; {rest.advice}", rest.settings and {**settings, **rest.settings}
-        )
-    are_few = 2 * len(odd) < len(column.texts)
-    if are_few and len(odd) <= 5 and all(NO_DAY.fullmatch(text) or not ANY_DATE.fullmatch(text) for text in odd):
-        return Problem(shown, *_missing_words(column, odd, is_target=is_target))
-    if is_target:
-        return Problem(shown, DATE_ADVICE)
-    how = f"{DATE_ADVICE}; or leave the column out with data.drop_columns"
-    if all(map(VERSION.fullmatch, odd)) and any("0" in text.split(".") for text in odd):  # no day or month is 0
-        return Problem(shown, f"if these are versions or codes, add the column to data.text_columns; {how}")
-    return Problem(shown, how, {} if are_few else {"drop_columns": [column.name]})
-
-
-def sign_advice(texts: Sequence[str]) -> tuple[str, Mapping[str, str]] | None:
-    """What to do about signs in cells that are numbers but for them, and the settings, if there are any."""
-    for signs, advice, settings in _SIGNS:
-        bare = [re.sub(signs, "", text).strip() for text in texts if re.search(signs, text)]
-        forms = Numbers(), Numbers(".", ","), Numbers(",", "."), Numbers(".", "'"), Numbers(",", " ")
-        if 2 * sum(any(form.parse(text) is not None for form in forms) for text in bare) >= len(texts):
-            return advice, settings
-    units = [match and match[1] for match in map(WITH_UNIT.fullmatch, texts)]
-    if len(texts) > 1 and len({*units}) == 1 and units[0]:
-        how = f"if {units[0]!r} is a unit, remove it from the column; if these are codes, add it to data.text_columns"
-        return how, {}
-    if any("," in text and Numbers(",").pattern.fullmatch(text) for text in texts):
-        return 'numbers with decimal commas are read with data.decimal = ","; then none in the table has a point', {}
-    return None
-
-
-def _text_column(column: Column, options: TableOptions) -> Problem:
-    """What to do about a column of text; codes, ids and the like only if `data.text_columns` has it."""
-    is_stated = column.name in options.text_columns
-    if not is_stated and (is_mostly_numbers(column) or _two_decimals(column)):
-        return not_numbers(column)
-    rows, texts = len(column.codes) - column.missing, column.texts
-    odd = column.odd() or list(texts)  # of codes, such as postcodes
-    example = f"{printable(repr(odd[0]), 40)} in row {column.rows(odd[:1])[0] + 1:,}"
-    shown = f"text in {printable(column.name, 40)} ({counted(len(column.rows(odd)), 'row')}, {example})"
-    drop = {"drop_columns": [column.name]}
-    if not is_stated and (advice := sign_advice(odd)):
-        return Problem(shown, *advice)
-    if not is_stated and (not_days := odd_dates(texts, options.dates)):
-        return not_dates(column, not_days, options.dates)
-    is_unlikely = are_too_many(len(texts), rows) or len(texts) == rows > SEVERAL_ROWS
-    if len(texts) > MOST_CATEGORIES or (not is_stated and is_unlikely):
-        why = f"{len(texts):,} different values in {rows:,} rows, as of an id or of measurements"
-        how = "leave it out with data.drop_columns"
-        how += "" if is_stated else ", or add it to data.text_columns to make an input of each value"
-        return Problem(f"{shown[:-1]}, {why})", how, drop)
-    return Problem(shown, TEXT_ADVICE, USUAL_TEXT)
+        places = ", ".join(f"{row:,}" for row in rows[:CELLS_SHOWN].tolist()) + ", …" * (len(rows) > CELLS_SHOWN)
+        shown.append(f"{repr(text)[:40]} in {plural('row', len(rows))} {places}")
+    return ", ".join(shown) + f" and {len(texts) - CELLS_SHOWN:,} more" * (len(texts) > CELLS_SHOWN)

@@ -23,11 +23,11 @@ from hybridnn.data import (
     split_dataset,
 )
 from hybridnn.data.preparation import require_finite_rows
-from hybridnn.data.table_options import column_list
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.node_memory import NodeMemory
 from hybridnn.training.data_split import LARGE_INPUT, large_column, without_r2
 from hybridnn.training.rank_comparison import require_same_data, sample_blocks
+from hybridnn.utils.text import column_list
 
 SHARED_BYTES = 2**30
 """Generated data up to this size are written once into the node's memory; larger ones are generated when used."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +26,11 @@ from hybridnn.data import (
     TableEncoding,
     split_dataset,
 )
-from hybridnn.data.table_options import Decimal
-from hybridnn.data.table_problems import TableError
-from hybridnn.data.user_file import SUFFIXES, TABLES, InputSamples, load_samples
+from hybridnn.data.loaders import npz_samples
+from hybridnn.data.rows import as_rows
+from hybridnn.data.table_file import Table, read_table
+from hybridnn.data.table_options import TableOptions, require_columns
+from hybridnn.data.user_file import SUFFIXES, TABLES, has_table, read_like
 from hybridnn.errors import DataError, SettingError
 from hybridnn.nn.parameters import parameter_shapes
 from hybridnn.parallel.grid import ProcessGrid
@@ -41,7 +43,6 @@ from hybridnn.utils.files import npz_bytes
 from hybridnn.utils.text import counted, shown_path
 
 Arrays = dict[str, NDArray[Any]]
-Result = TypeVar("Result")
 
 EXPORTED_NAMES = {"x_mean": "input_mean", "x_scale": "input_scale", "y_mean": "target_mean", "y_scale": "target_scale"}
 
@@ -179,7 +180,7 @@ def _data_settings(run: TrainedRun, source: str | None, targets: Sequence[str]) 
 
 def _load_part(run: TrainedRun, settings: DataSettings, wanted: str | None) -> tuple[str, Dataset]:
     """Load the data; the selected split is returned, standardized, as the training samples of a data set."""
-    data = _read_table(run, settings.file or "", lambda encoding: settings.load(run.task, encoding=encoding))
+    data = settings.load(run.task, encoding=run.encoding)
     _require_same_kind(run, data)
     is_own = settings is run.settings.data  # then its splits are those of the training
     shares = (settings.test_fraction, settings.validation_fraction) if is_own else (0.0, 0.0)
@@ -196,29 +197,6 @@ def _load_part(run: TrainedRun, settings: DataSettings, wanted: str | None) -> t
     return part, replace(data, train=rows, test=no_rows)
 
 
-def _read_table(run: TrainedRun, path: Path | str, read: Callable[[TableEncoding | None], Result]) -> Result:
-    """What `read` makes of a file with the encoding of the run; `DataError` names the decimal sign if it is another."""
-    encoding = run.encoding
-    try:
-        return read(encoding)
-    except TableError as error:
-        if encoding is None:
-            raise
-        own = encoding.numbers.decimal
-        other: Decimal = "." if own == "," else ","
-        thousands = encoding.options.thousands
-        options = replace(encoding.options, decimal=other, thousands="none" if thousands == other else thousands)
-        try:
-            read(replace(encoding, options=options))
-        except TableError:
-            raise error from None
-        except DataError:  # the numbers were read
-            pass
-        names = {".": "decimal points", ",": "decimal commas"}
-        has = f"the numbers have {names[other]}, but the run reads numbers with {names[own]}"
-        raise DataError(f"{shown_path(path)}: {has}: the file must have them too") from error
-
-
 def _require_same_kind(run: TrainedRun, data: Dataset) -> None:
     """Refuse data of another task, or of other numbers of features or outputs, than the run was trained on."""
     if data.task != run.task:
@@ -232,6 +210,84 @@ def _require_same_kind(run: TrainedRun, data: Dataset) -> None:
 
 
 # -- prediction --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class InputSamples:
+    """Samples to predict from, shape (samples, features), and columns of the file that are no inputs or targets."""
+
+    x: NDArray[Any]
+    ignored: tuple[str, ...] = ()
+    table: Table | None = None
+    key: str = ""  # the column that identifies the rows
+
+    def kept(self, names: Sequence[str] | None, called: str = "the table") -> dict[str, list[str]]:
+        """The cells of some columns as text; by default of the one that identifies the rows.
+
+        `DataError`, with `called` for the file, if it has no such column.
+        """
+        if self.table is None:
+            if names:
+                raise SettingError("--keep", ",".join(names), "goes with tables, which an .npz file is not")
+            return {}
+        if names is None:
+            names = [self.key] if self.key in self.table.frame.columns else []
+        require_columns(called, self.table.frame, names, "which --keep names")
+        cells = self.table.raw(names) if self.table.raw and names else self.table.frame
+        return {
+            name: ["" if cell is None or cell != cell else str(cell).strip() for cell in cells[name]] for name in names
+        }
+
+
+def load_samples(
+    path: str | Path,
+    features: int,
+    targets: Sequence[str] = (),
+    *,
+    encoding: TableEncoding | None = None,
+    options: TableOptions | None = None,
+) -> InputSamples:
+    """Load samples without targets, to predict from; parameters and errors as for `load_file`.
+
+    Parameters
+    ----------
+    path : str or Path
+        ``.npz`` with an array ``x``, or with one array of any name, or a table.
+    features : int
+        Required number of inputs.
+    targets : sequence of str
+        Columns of a table that are skipped if they are present.
+    encoding : TableEncoding, optional
+        Encoding of the table that the network was trained on; without it, all columns but the targets are inputs, in
+        their order.
+    options : TableOptions, optional
+        Without `encoding`, how a table is read.
+    """
+    path = Path(path)
+    if has_table(path, "samples", shown_path(path)):
+        samples = _samples_from_table(path, targets, encoding, options or TableOptions())
+    else:
+        samples = InputSamples(npz_samples(path))
+    try:
+        checked = as_rows(samples.x, np.zeros(samples.x.shape[:1]), "regression").x
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+    if checked.shape[1] != features:
+        raise DataError(f"{path}: samples of {checked.shape[1]} features; the network takes {features}")
+    return replace(samples, x=checked)
+
+
+def _samples_from_table(
+    path: Path, targets: Sequence[str], encoding: TableEncoding | None, options: TableOptions
+) -> InputSamples:
+    table = read_like(path, encoding) if encoding else read_table(path, options)
+    names, left_out = list(table.frame.columns), {*targets, ", ".join(targets), ",".join(targets)}
+    if encoding is None:
+        inputs = tuple(name for name in names if name not in left_out.union(options.drop_columns))
+        encoding = TableEncoding(inputs, options=table.options)
+    x = encoding.encode(table.frame, shown_path(path), targets=()).x
+    used = left_out.union(encoding.columns, encoding.options.drop_columns)
+    return InputSamples(x, tuple(name for name in names if name not in used), table, encoding.key)
 
 
 @dataclass(frozen=True)
@@ -291,13 +347,8 @@ def predict_file(
     def load() -> InputSamples | None:
         if grid.rank != 0:
             return None
-        return _read_table(
-            run,
-            path,
-            lambda encoding: load_samples(
-                path, run.features, data.targets, encoding=encoding, options=data.table_options
-            ),
-        )
+        options = data.table_options
+        return load_samples(path, run.features, data.targets, encoding=run.encoding, options=options)
 
     samples = agree(grid.world, load)
     kept = agree(grid.world, lambda: {} if samples is None else samples.kept(keep, str(shown_path(path))))

@@ -184,8 +184,9 @@ def _with_absolute_paths(settings: Settings, encoding: TableEncoding | None) -> 
     """Settings that any working folder can use, with the input columns by which a table is read."""
     if settings.data.file is None:
         return settings
-    inputs = () if encoding is None else encoding.columns
-    update = {"file": os.path.abspath(settings.data.file), "inputs": inputs}
+    update: dict[str, Any] = {"file": os.path.abspath(settings.data.file), "inputs": ()}
+    if encoding is not None:
+        update |= {"inputs": encoding.columns, "targets": encoding.targets}
     return settings.model_copy(update={"data": settings.data.model_copy(update=update)})
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pydantic import ValidationError
 
 
-OTHER_KEYS = {"learning_rate": "lr", "sep": "separator", "delimiter": "separator", "na_values": "missing_words"}
+OTHER_KEYS = {"learning_rate": "lr"}
 """Keys of settings by the names that other programs give them."""
 UNKNOWN = "unknown"
 ALLOWED = {

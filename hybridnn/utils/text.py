@@ -6,7 +6,9 @@ import json
 import math
 import os
 import shlex
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,9 @@ from hybridnn.errors import one_line
 STEP = " by "
 
 MILLISECONDS = 1e3  # in a second
+
+NAMES_SHOWN = 12  # limit of names in a message
+NAMES_COMPARED = 1000  # of how many names the most similar one is found
 
 MAX_RANKS = 1 << 20  # ranks that `parse_ranks` accepts: its text may come from a damaged file
 
@@ -162,3 +167,26 @@ def html_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     lines = ("".join(f"<td>{escape(str(cell))}</td>" for cell in row) for row in rows)
     body = "".join(f"<tr>{line}</tr>" for line in lines)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def column_list(names: Sequence[str]) -> str:
+    """Names of columns for a message, at most `NAMES_SHOWN` of them; those with a comma in quotation marks."""
+    quoted = (repr(name) if "," in name and name[0] not in "'\"" else name for name in names[:NAMES_SHOWN])
+    shown = ", ".join(printable(name, 40) for name in quoted)
+    more = len(names) - NAMES_SHOWN
+    return f"{shown} and {more:,} more" if more > 0 else shown or "none"
+
+
+def alike(name: str, names: Sequence[str]) -> str:
+    """The end of a message that names a similar name, and letters that are hard to see if only these differ."""
+    for other in names:
+        if _visible(other) == _visible(name) and other != name:
+            how = "its quotation marks" if other.strip("'\"`") != other else "capitals or invisible letters"
+            return f"; {repr(other) if other.isprintable() else ascii(other)} differs from it by {how}"
+    near = get_close_matches(name, names[:NAMES_COMPARED], n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _visible(name: str) -> str:
+    letters = "".join(letter for letter in name if unicodedata.category(letter) not in ("Cf", "Zs"))
+    return unicodedata.normalize("NFKC", letters).strip("'\"`").casefold()

@@ -173,16 +173,31 @@ def test_labels_with_decimal_points_are_warned_of(run_hybridnn: Run, table: Call
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("columns", [20_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("columns", [20_000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_very_wide_table_is_trained_on_and_used(run_hybridnn: Run, columns: int) -> None:
     rows = [",".join(f"column {number}" for number in range(columns)) + ",churn"]
-    rows += ["1," * columns + "0", "2," * columns + "1", "3," * columns + "0"]
+    rows += ["1," * columns + "no", "2," * columns + "yes", "3," * columns + "no"]
     Path("wide.csv").write_text("\n".join(rows))
     small = ("--hidden", "2", "--epochs", "1", "-q", "--out", "run")
     assert run_hybridnn("train", "--file", "wide.csv", *CHURN, *small)[0] == 0
     assert records_of("run")[0]["sizes"] == [columns, 2, 2]
     assert run_hybridnn("predict", "run", "wide.csv")[::2] == (0, "")
     assert len(Path("predictions.csv").read_text().splitlines()) == 4
+
+
+def test_a_table_without_header_line_is_trained_on_and_used(run_hybridnn: Run) -> None:
+    Path("mine.csv").write_text(rows("5.1,3.5,a", "4.9,3.0,b", "6.2,2.9,a").replace(",", ";"))
+    options = ("--set", "data.csv.header=None", "--set", "data.csv.na_values=?,-999", "--targets", "2")
+    assert run_hybridnn("train", "--file", "mine.csv", *options, *SMALL, "-q", "--out", "run")[::2] == (0, "")
+    assert (
+        '[data.csv]\nheader = "None"\nna_values = [\n    "?",\n    "-999",\n]\n' in Path("run/config.toml").read_text()
+    )
+    assert run_hybridnn("evaluate", "run")[::2] == run_hybridnn("predict", "run", "mine.csv")[::2] == (0, "")
+    Path("run/config.toml").write_text(
+        Path("run/config.toml").read_text().replace("[data]", '[data]\nseparator = "auto"')
+    )
+    line = error_line(run_hybridnn("predict", "run", "mine.csv", "--force"))
+    assert line == "Error: run/config.toml: data.separator = 'auto': is data.csv.sep now, a key of pandas.read_csv"
 
 
 def change_folder(monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -288,7 +303,7 @@ def test_a_table_with_text_and_gaps_is_trained_on_and_predicted_by_names(
 ) -> None:
     train_on_people(run_hybridnn, *TABLE)
     header = records_of("run")[0]
-    decided = "numbers: age; one input for each value: city (3 values); missing values become means; left out: note"
+    decided = "numbers: age; one input for each value: city (3 values); left out: note; missing values become means"
     assert (header["sizes"], header["task"]) == ([4, 6, 2], "classification: 2 classes (no, yes)")
     assert header["columns"] == decided
     encoding = json.loads(Path("run/table.json").read_text())
@@ -353,7 +368,12 @@ RATES = rows("rate,size,y", "5%,#,p", "7%,#,q")
             UNSOLVED,
             "--set data.inputs=size --set data.t",
         ),
-        (rows("day,b,y", "1/2/2021,#,p", "1/3/2021,#,q"), "", f"{UNSOLVED}day", "--set data.drop_columns=day"),
+        (
+            rows("day,b,y", "1/2/2021,#,p", "1/3/2021,#,q"),
+            "",
+            "read with data.csv.parse_dates",
+            "--set data.drop_columns=day",
+        ),
         (rows("b,y", "#,p", "#,q") + "Total,p\n", "", FIRST, ""),
         (rows("b,y", "#,null", "#,p", "#,q"), "--missing drop", "if 'null' is a class", "--set data.missing=drop"),
         (rows("b,y", "#,null", "#,p", "#,q"), "", FIRST, ""),
@@ -402,7 +422,7 @@ def test_every_form_of_a_table_is_trained_on_evaluated_and_predicted(
     people.to_csv("people.csv", index=False)
     train_on_people(run_hybridnn, *TABLE)
     expected = predicted(run_hybridnn, "people.csv")
-    file, options = "other.csv", ("--set", "data.decimal=,")
+    file, options = "other.csv", ("--set", "data.csv.decimal=,")
     if form == "parquet":
         pytest.importorskip("pyarrow")
         file, options = "other.parquet", ()
@@ -515,7 +535,7 @@ def test_damaged_file_of_columns_is_named(run_hybridnn: Run, people: pd.DataFram
 def test_a_wide_table_that_cannot_be_used_is_refused_in_one_line(run_hybridnn: Run) -> None:
     columns = 2_000
     header = ",".join(f"column {number}" for number in range(columns))
-    Path("wide.csv").write_text(f"{header},y\n{'x,' * columns}0\n{'1,' * columns}1\n")
+    Path("wide.csv").write_text(f"{header},y\n{'x,' * columns}p\n{'1,' * columns}q\n")
     line = error_line(run_hybridnn("train", "--file", "wide.csv", "--targets", "y"))
     assert "(1) text in column 0 (1 row, 'x' in row 1), (2) text in column 1" in line
     assert " and 1,988 more; what may solve them: --set data.categories=one-hot" in line

@@ -182,11 +182,11 @@ def test_a_table_that_is_larger_than_the_memory(folder: Path) -> None:
         assert "the file has 1,099,511,627,776 bytes, and this machine has" in message
 
 
-def test_a_header_line_without_an_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hybridnn.data.table_file.LINE_CHARACTERS", 1 << 20)
-    path = content("mine.csv", b"a,y" * (1 << 20))(folder)
+def test_a_table_of_more_columns_than_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hybridnn.data.table_file.MOST_COLUMNS", 3)
+    path = content("mine.csv", "a,b,c,y\n1,2,3,p\n4,5,6,q\n")(folder)
     message = refusal(FUNCTIONS["csv to train on"], path, measured=True)
-    assert "line 1: longer than 1,048,576 characters" in message
+    assert "4 columns are more than 3, which a table may have; store numbers as arrays in an .npz file" in message
 
 
 MANY = ",".join(f"c{number}" for number in range(5000))
@@ -194,8 +194,8 @@ CELL_TEXTS: dict[str, tuple[str | bytes, str]] = {
     "a long cell": (f"a,y\n{'z' * 100_000},1\n2,2\n", "text in a"),
     "a name of two lines": ('"a\nb",c\n1,2\n', r"no such column; it has 'a\nb', c"),
     "a long name": (f"{'a' * 200_000},y\n1,0\n2,1\n", "is not a text file of columns"),
-    "an open quotation mark": ('a,b,y\n"1,2,0\n' + "3,4,1\n" * 100_000, "row 1: a quotation mark is not closed"),
-    "NUL": ("a,y\n\0\0,1\n", ""),
+    "an open quotation mark": ('a,b,y\n"1,2,0\n' + "3,4,1\n" * 100_000, "a quotation mark is not closed"),
+    "NUL": ("a,y\n1,2\n" * 50_000 + "\0\0,1\n", "has the character NUL: it is damaged, or"),
     "bytes far from the beginning": (b"a,y\n" + b"1,0\n" * 20_000 + b"\xff,1\n", "is not a text file in UTF-8"),
     "many names": (f"{MANY},y\n1,0\n", "cells, the header line has 5001"),
     "many other names": (f"{MANY}\n{'1,' * 4999}0\n", "and 4,988 more"),

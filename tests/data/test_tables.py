@@ -23,8 +23,8 @@ from hybridnn.data import (
     load_frame,
     split_indices,
 )
-from hybridnn.data.user_file import load_samples
 from hybridnn.errors import DataError, SettingError
+from hybridnn.runs.inference import load_samples
 
 ONE_HOT = TableOptions(categories="one-hot")
 ROWS = 200
@@ -72,12 +72,23 @@ def write_csv(frame: pd.DataFrame, path: Path, **options: Any) -> Path:
         {"lineterminator": "\r\n"},
         {"quoting": 1},
         {"sep": ";", "decimal": ","},
+        {"quotechar": "'", "quoting": 1},
     ],
-    ids=["commas", "semicolons", "tabs", "byte-order mark", "CRLF", "quotes", "decimal commas"],
+    ids=[
+        "commas",
+        "semicolons",
+        "tabs",
+        "byte-order mark",
+        "CRLF",
+        "quotes",
+        "decimal commas",
+        "single quotation marks",
+    ],
 )
 def test_csv_in_every_form_has_the_same_samples(tmp_path: Path, people: pd.DataFrame, options: dict[str, Any]) -> None:
     path = write_csv(people, tmp_path / "people.csv", **options)
-    x, y = arrays(load_file(path, ["answer"], options=ONE_HOT))
+    csv = {key: value for key, value in options.items() if key in ("decimal", "quotechar")}
+    x, y = arrays(load_file(path, ["answer"], options=TableOptions(categories="one-hot", csv=csv)))
     np.testing.assert_array_equal(x, expected_inputs(people))  # to the last bit
     np.testing.assert_array_equal(y, people["answer"].map({"later": 0, "no": 1, "yes": 2}))
 
@@ -125,12 +136,15 @@ def test_parquet_without_pyarrow_names_the_package(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.timeout(100)
-@pytest.mark.parametrize("columns", [5_000, pytest.param(200_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("columns", [5_000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_table_of_many_columns(tmp_path: Path, columns: int) -> None:
     names = ",".join(f"c{number}" for number in range(columns))
-    (tmp_path / "mine.csv").write_text(f"{names},y\n{'1,' * columns}0\n{'2,' * columns}1\n")
+    (tmp_path / "mine.csv").write_text(f"{names},y\n" + f"{'1,' * columns}01\n{'2,' * columns}02\n" * 2)
     found = load_file(tmp_path / "mine.csv", ["y"])
     assert (found.features, found.inputs[0], found.inputs[-1]) == (columns, "c0", f"c{columns - 1}")
+    assert found.encoding is not None
+    assert found.encoding.classes == ("01", "02")
+    np.testing.assert_array_equal(arrays(found)[0], np.repeat([[1, 2, 1, 2]], columns, axis=0).T)
     with pytest.raises(SettingError, match=f"and {columns - 11:,} more") as error:
         load_file(tmp_path / "mine.csv", ["absent"])
     assert len(str(error.value)) < 1000
@@ -146,7 +160,8 @@ def test_table_of_many_columns(tmp_path: Path, columns: int) -> None:
     ],
 )
 def test_classes_keep_their_names(values: list[Any], classes: tuple[str, ...]) -> None:
-    data = load_frame(pd.DataFrame({"a": [1.0, 2.0, 3.0], "y": values}), ["y"])
+    values = values * 2
+    data = load_frame(pd.DataFrame({"a": [1.0, 2.0, 3.0] * 2, "y": values}), ["y"])
     assert data.encoding is not None
     assert (data.task, data.encoding.classes) == ("classification", classes)
     assert [classes[label] for label in arrays(data)[1]] == [str(value).strip() for value in values]
@@ -154,15 +169,18 @@ def test_classes_keep_their_names(values: list[Any], classes: tuple[str, ...]) -
 
 
 def test_whole_numbers_that_pandas_made_floats_are_labels_still(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("a,y\n1.5,0\n2.5,1\n3.5,\n4.5,1\n")
+    (tmp_path / "a.csv").write_text("a,y\n1.5,0\n2.5,1\n3.5,\n4.5,1\n5.5,0\n")
     data = load_file(tmp_path / "a.csv", ["y"], options=TableOptions(missing="drop"))
-    assert (data.task, arrays(data)[1].tolist()) == ("classification", [0, 1, 1])
-    assert data.task_reason == "classification: 2 classes; 1 of 4 rows have missing values and are left out"
+    assert (data.task, arrays(data)[1].tolist()) == ("classification", [0, 1, 1, 0])
+    assert data.task_reason == "classification: 2 classes; 1 of 5 rows have missing values and are left out"
     (tmp_path / "a.csv").write_text("a,y\n1.5,0.0\n2.5,1.0\n")
     assert load_file(tmp_path / "a.csv", ["y"]).task_reason == "regression: y has decimal points"
     data = load_file(tmp_path / "a.csv", ["y"], task="classification")
     assert data.encoding is not None
     assert data.encoding.classes == ("0", "1")
+    frame = pd.DataFrame({"a": [1.0, 2.0, 3.0, 4.0, 5.0], "y": [0.0, 1.0, 1.0, 0.0, np.nan]})
+    assert load_frame(frame[:4], "y").task == "regression"
+    assert load_frame(frame, "y", options=TableOptions(missing="drop")).task == "classification"
 
 
 @pytest.fixture
@@ -223,7 +241,7 @@ def test_columns_are_left_out(people: pd.DataFrame) -> None:
     np.testing.assert_array_equal(arrays(data)[0], people[["age", "income", "member"]].astype(float))
 
 
-CITY = "text in city \\(200 rows, '.*' in row 1\\); set data.categories to \"one-hot\" .* or data.drop_columns to"
+CITY = "text in city \\(200 rows, '.*' in rows 1, .*\\); set data.categories to \"one-hot\" .* or leave the column out"
 
 
 @pytest.mark.parametrize(
@@ -234,7 +252,7 @@ CITY = "text in city \\(200 rows, '.*' in row 1\\); set data.categories to \"one
         (
             {"age": lambda f: f["age"] * np.nan},
             {"missing": "mean"},
-            "age is empty; leave it out with data.drop_columns",
+            "age is empty; leave the column out with data.drop_columns",
         ),
         (
             {"age": lambda f: f["age"].where(f.index % 2 == 0), "city": lambda f: f["city"].where(f.index % 2 == 1)},
@@ -249,9 +267,9 @@ CITY = "text in city \\(200 rows, '.*' in row 1\\); set data.categories to \"one
         (
             {"age": lambda f: f["age"] / (f.index - 7)},
             {},
-            "infinite values in age \\('inf' in row 8\\); if 'inf' stands",
+            "infinite values in 1 of 200 rows: age \\(1 row\\), first in row 8",
         ),
-        ({"z": lambda f: f["age"] * 1j}, {"categories": "error"}, "problems: .* text in z \\(200 rows"),
+        ({"z": lambda f: f["age"] * 1j}, {"categories": "error"}, "2 problems: .* z: no cell is a number"),
         ({"z": lambda f: [[1]] * len(f)}, {}, "column 'z' holds objects that cannot be compared"),
         ({"answer": lambda f: "yes"}, {}, "all labels are yes; classification needs at least 2 classes"),
         ({"answer": lambda f: 1.5}, {}, "target 'answer' is 1.5 in every row: there is nothing to learn"),
@@ -328,13 +346,20 @@ def test_one_name_of_a_column_needs_no_list(tmp_path: Path, people: pd.DataFrame
     [
         ("categories", "onehot", "must be 'error' or 'one-hot'"),
         ("missing", "median", "must be 'error', 'drop' or 'mean'"),
-        ("decimal", ";", "must be 'auto', '.' or ','"),
+        ("csv.decimal", ";;", "must be one character"),
+        ("csv.quotechar", 3, "must be one character"),
+        ("csv.keep_default_na", "no", "must be true or false"),
+        ("csv.encoding", "utf-9", "refused by pandas.read_csv: unknown encoding: utf-9"),
+        ("csv.skiprows", -1, "must be a whole number, 0 or more"),
+        ("csv.header", 1.5, "must be a whole number, 0 or more, or 'None'"),
+        ("csv.sep", "::", "must be one character, or '\\s+' for any number of spaces"),
     ],
 )
 def test_options_that_do_not_exist(option: str, value: str, allowed: str) -> None:
+    section, _, key = option.rpartition(".")
     with pytest.raises(SettingError) as raised:
-        TableOptions(**{option: value})  # type: ignore[arg-type]
-    assert str(raised.value) == f"data.{option} = {value!r}: {allowed}"
+        TableOptions(**({section: {key: value}} if section else {option: value}))  # type: ignore[arg-type]
+    assert str(raised.value).startswith(f"data.{option} = {value!r}: {allowed}")
 
 
 @pytest.mark.parametrize(

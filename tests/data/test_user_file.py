@@ -12,8 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from hybridnn.data import TableOptions, load_file
-from hybridnn.data.user_file import load_samples
 from hybridnn.errors import DataError, SettingError
+from hybridnn.runs.inference import load_samples
 
 AllOf = Callable[..., tuple[NDArray[Any], NDArray[Any]]]
 X = np.arange(12.0).reshape(4, 3)
@@ -71,9 +71,9 @@ def test_csv_with_decimal_points_is_regression_and_one_column_of_integers_classi
     assert (dataset.task, dataset.features, dataset.outputs) == ("regression", 2, 2)
     np.testing.assert_array_equal(all_of(dataset.train)[0], [[1, 3], [4, 6]])
     np.testing.assert_array_equal(all_of(dataset.train)[1], [[7, 2.5], [8, 50]])
-    dataset = load_file(text(tmp_path, "\ufeffa,kind\n1.5,0\n2.5, 1\n"), ["kind"])
+    dataset = load_file(text(tmp_path, "\ufeffa,kind\n1.5,0\n2.5, 1\n3.5, 1\n4.5,0\n"), ["kind"])
     assert (dataset.task, dataset.outputs) == ("classification", 2)
-    assert all_of(dataset.train)[1].tolist() == [0, 1]
+    assert all_of(dataset.train)[1].tolist() == [0, 1, 1, 0]
     assert load_file(text(tmp_path, "a,y\n1,250000\n2,3\n"), ["y"], task="regression").outputs == 1
     with pytest.raises(DataError, match=r"column 'y' holds 0\.5; classification needs labels"):
         load_file(text(tmp_path, "a,y\n1,0.5\n"), ["y"], task="classification")
@@ -84,7 +84,7 @@ def test_csv_with_decimal_points_is_regression_and_one_column_of_integers_classi
     [
         ("a,b\n1,2.5\nx,3\n", r"mine\.csv: text in a \(1 row, 'x' in row 2\); set data.categories to "),
         ("a,b\n1,2.5\n'3,5',3\n", "line 3: 3 cells, the first row has 2"),
-        ('a,b\n1,2.5\n"3,5",3\n', r'decimal commas are read with data.decimal = ","'),
+        ('a,b\n1,2.5\n"3,5",3\n', r"a: numbers are written as '3,5'; set data.csv.decimal = "),
         ("a,b\n1,\n2,0.5\n", r"in the target b \(1 row, first in row 1\); only inputs can be filled in; set data"),
         ("a,b\n1,2,3\n", "the first row has 3 cells, the header line has 2"),
         ("a,b\n1\n2\n", "the first row has 1 cells, the header line has 2"),
@@ -100,14 +100,16 @@ def test_csv_that_cannot_be_used(tmp_path: Path, content: str, message: str) -> 
         load_file(text(tmp_path, content), ["b"])
 
 
-@pytest.mark.parametrize("content", ["größe,b\n1,2\n3,4\n", "a,b\n1,ja\n2,naïve\n"])
+@pytest.mark.parametrize("content", ["größe,b\n1,p\n3,q\n", "a,b\n1,ja\n2,naïve\n"])
 def test_csv_in_latin_1_is_read_as_advised(tmp_path: Path, content: str) -> None:
     file = tmp_path / "my table.csv"
     file.write_text(content, encoding="latin-1")
     options = TableOptions(categories="one-hot")
-    with pytest.raises(DataError, match=r"UTF-8: byte 0x(f6|ef) .*set data.encoding = \"cp1252\" if .*(größe,b|naïve)"):
+    with pytest.raises(
+        DataError, match=r"UTF-8: byte 0x(f6|ef) .*set data.csv.encoding = \"cp1252\" if .*(größe,b|naïve)"
+    ):
         load_file(file, ["b"], options=options)
-    data = load_file(file, ["b"], options=replace(options, encoding="cp1252"))
+    data = load_file(file, ["b"], options=replace(options, csv={"encoding": "cp1252"}))
     assert data.encoding is not None
     assert {"größe", "naïve"} & {*data.inputs, *data.encoding.classes}
 
@@ -117,7 +119,7 @@ def test_csv_in_latin_1_is_read_as_advised(tmp_path: Path, content: str) -> None
     [
         ([], "needs the names of its target columns"),
         (["c"], r"data.targets = 'c': .*has no such column; it has a, b"),
-        (["a", "b"], r"at least one column of .*mine\.csv left as input"),
+        (["a", "b"], r"at least one column left as input; .*mine\.csv has a, b"),
         (["a", "a"], "each name once"),
     ],
 )
@@ -156,7 +158,7 @@ def test_target_columns_of_samples_are_skipped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("5,2\n3,4\n", "the first line seems to hold data .5, 2.; set data.header to false"),
+        ("5,2\n3,4\n", "the first line seems to hold data .5, 2.; set data.csv.header"),
         ("", "the first line is empty; it must name the columns"),
         (",\n1,2\n", "the first line is empty; it must name the columns"),
         ("a,b,c\n1,2,3\n", "samples of 3 features; the network takes 2"),

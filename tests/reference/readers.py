@@ -23,12 +23,12 @@ from hybridnn.cli.main import main
 from hybridnn.config.settings import Settings, load_settings, to_toml
 from hybridnn.cost.machine_file import read_machine, write_machine
 from hybridnn.data import load_file
-from hybridnn.data.user_file import load_samples
 from hybridnn.diagnostics.diagnosis import stall_report
 from hybridnn.diagnostics.rank_state import JobState
 from hybridnn.diagnostics.stall_files import read_stall
 from hybridnn.errors import HybridnnError
 from hybridnn.pipeline.schedules.instructions import Forward
+from hybridnn.runs.inference import load_samples
 from hybridnn.runs.quantities import figures_of
 from hybridnn.runs.run_files import read_epochs, read_run, run_status
 from hybridnn.runs.trace_file import read_trace
@@ -76,7 +76,7 @@ def content(name: str, text: str | bytes) -> Callable[[Path], Path]:
 
 JSON = content("a.json", '{"a": [1, 2.5, "x", null], "b": {"c": true}}')
 TOML = content("a.toml", 'a = [1, 2.5, "x"]\n[b]\nc = 1979-05-27\n')
-CSV = content("mine.csv", "a,b,y\n1,2.5,0\n3,4e1,1\n-5,6,1\n")
+CSV = content("mine.csv", "a,b,y\n1,2.5,0\n3,4e1,1\n-5,6,1\n7,8,0\n")
 X, LABELS = np.arange(12.0).reshape(4, 3), np.array([2, 0, 1, 2])
 
 
@@ -88,7 +88,9 @@ def npz(folder: Path) -> Path:
 def parquet(folder: Path) -> Path:
     pandas = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
-    pandas.DataFrame({"a": [1.0, 3.0, -5.0], "b": [2.5, 40.0, 6.0], "y": [0, 1, 1]}).to_parquet(folder / "mine.parquet")
+    pandas.DataFrame({"a": [1.0, 3.0, -5.0, 7.0], "b": [2.5, 40.0, 6.0, 8.0], "y": [0, 1, 1, 0]}).to_parquet(
+        folder / "mine.parquet"
+    )
     return folder / "mine.parquet"
 
 
