@@ -13,13 +13,23 @@ import shlex
 import shutil
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, get_args
 
-from hybridnn.comm.mpi import NO_MPI, STEP_RANK, first_number, import_mpi, require_complete_launch, srun_option
+from hybridnn.comm.mpi import (
+    NO_MPI,
+    STEP_RANK,
+    detect_launch,
+    first_number,
+    import_mpi,
+    is_in_process,
+    library_version,
+    srun_option,
+)
 from hybridnn.comm.open_mpi import mpirun_settings
 from hybridnn.errors import EnvironmentProblem, SettingError
 from hybridnn.utils.processes import run_child
@@ -47,20 +57,17 @@ FAMILIES: Mapping[str, str] = {
 }
 """Words in the version texts of libraries and launchers, in the order of the search, and their family."""
 
-DEATHS = (
-    r"process rank \d+ with PID \d+ on node \S+ exited on signal \d+( \([^)]*\))?".replace(" ", r"\s+"),  # Open MPI
-    r"EXIT STRING: .*signal \d+\)",  # MPICH
-    r"\berror: .*(Killed|[Oo][Oo][Mm].?[Kk]ill|Segmentation fault|Aborted).*",  # Slurm
-    r"rank \d+ \(.*\) is gone: [^;=\n]*",  # the program's own, of a rank of its node
-)
-"""Messages about the death of a rank, the most informative first. Open MPI breaks its message over lines."""
+FIRST_MESSAGE_SECONDS = 0.25
+"""Pause of Open MPI's ranks under srun before they send. One may leave the initialization of Open MPI 5 while another
+is still in it, and an early message ends that other one with a segmentation fault: once in some forty starts on busy
+nodes (open-mpi/ompi#12495). Not observed under mpirun."""
 
 VERSION_SECONDS = 60.0  # time limit of a program that prints a version or a list
 TRIAL_SECONDS = 120  # time limit of the trial of a launcher
 
 SRUN_PLUGINS = ("pmix", "pmi2")
 MPIRUNS = ("mpirun", "mpiexec", "prterun", "orterun")
-BIND_OPTIONS = ("--bind-to", "-bind-to")
+BIND_OPTIONS = {"--bind-to", "-bind-to"}
 
 Binding = Literal["none", "core", "socket"]
 BINDINGS: tuple[Binding, ...] = get_args(Binding)
@@ -272,8 +279,8 @@ def _place(template: Sequence[str], launcher: str, placement: Placement) -> list
         return [program, *srun_options(placement), *words]
     if name.startswith(MPIRUNS):
         options = mpirun_options(family_of_program(program, os.environ), placement)
-        if set(BIND_OPTIONS) & set(options):  # Open MPI refuses the option twice
-            words = _without_option(words, BIND_OPTIONS)
+        if BIND_OPTIONS & set(options):  # Open MPI refuses the option twice
+            words = [word for last, word in zip(template, words, strict=False) if not {last, word} & BIND_OPTIONS]
         return [program, *options, *words]
     needs = {"nodes": ("{nodes}", "{ranks_per_node}"), "binding": ("{binding}",)}
     for part, names in needs.items():
@@ -281,17 +288,6 @@ def _place(template: Sequence[str], launcher: str, placement: Placement) -> list
             problem = f"does not place ranks: {part} = {text} needs {names[0]} in it, or srun or mpirun as the program"
             raise SettingError("--launcher", launcher, problem)
     return list(template)
-
-
-def _without_option(words: Sequence[str], names: Sequence[str]) -> list[str]:
-    """The words without an option and its value."""
-    kept: list[str] = []
-    for word in words:
-        if kept and kept[-1] in names:
-            kept.pop()
-        else:
-            kept.append(word)
-    return kept
 
 
 def _filled_nodes(ranks: int, environment: Mapping[str, str]) -> str:
@@ -347,11 +343,6 @@ def _open_mpi_options(placement: Placement, *, crowded: bool) -> list[str]:
         unit = f"ppr:{placement.ranks_per_node}:node" if placement.ranks_per_node else "slot"
         options = ["--map-by", f"{unit}{cores}" + ":OVERSUBSCRIBE" * crowded]
     return options + (["--bind-to", binding] if binding else [])
-
-
-def dead_ranks(errors: str) -> list[str]:
-    """Messages about the death of a rank in the error stream of a run, each as one line, the most informative first."""
-    return [" ".join(found[0].split()) for pattern in DEATHS if (found := re.search(pattern, errors))]
 
 
 def in_job(environment: Mapping[str, str]) -> bool:
@@ -439,6 +430,47 @@ def _siblings(thread: int) -> str:
         return Path(f"/sys/devices/system/cpu/cpu{thread}/topology/thread_siblings_list").read_text(encoding="ascii")
     except OSError:
         return str(thread)
+
+
+def launch_problem(environment: Mapping[str, str], size: int, library: str) -> str | None:
+    """What is wrong with a launch, in one line; None if nothing is.
+
+    A launcher and an MPI library that do not fit give no error: each process is alone, and ``srun`` with a wrong
+    ``--mpi`` trains the same network N times, into one folder, with exit code 0.
+
+    Parameters
+    ----------
+    size : int
+        Ranks that MPI sees, ``COMM_WORLD.size``.
+    library : str
+        Name and version of the MPI library.
+    """
+    launch = detect_launch(environment)
+    if launch is None or launch.ranks == size:
+        return None
+    seen = f"{launch.launcher} started {launch.ranks} processes, but MPI sees {counted(size, 'rank')}"
+    if launch.by_srun:
+        command = f"srun --mpi={srun_option(library)}"
+        return f"{seen}: start {library} with {command} (srun --mpi=list shows what is there), or with its mpirun"
+    return f"{seen}: mpi4py uses {library}; start it with the mpirun of that library"
+
+
+def require_complete_launch() -> None:
+    """Refuse to go on if MPI does not see all processes of the launch.
+
+    To be called before the first message: on return, all ranks can be assumed to have left MPI's initialization.
+
+    Raises `EnvironmentProblem` on every process: each is alone, so they cannot agree.
+    """
+    if is_in_process():
+        return
+    size, library = import_mpi().COMM_WORLD.Get_size(), library_version()
+    problem = launch_problem(os.environ, size, library)
+    if problem is not None:
+        raise EnvironmentProblem(problem)
+    launch = detect_launch(os.environ)
+    if size > 1 and launch is not None and launch.by_srun and srun_option(library) == "pmix":
+        time.sleep(FIRST_MESSAGE_SECONDS)
 
 
 def _main(arguments: Sequence[str]) -> int:

@@ -10,7 +10,6 @@ import contextlib
 import gc
 import os
 import sys
-import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from weakref import ref
 
 from hybridnn.comm.open_mpi import single_process_settings
 from hybridnn.errors import EnvironmentProblem, GridError, SettingError
-from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:  # importing `hybridnn` imports this module, and must not import NumPy
     from types import ModuleType
@@ -297,12 +295,6 @@ STEP_SIZE, STEP_RANK = "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"
 INTERACTIVE_STEP = str(0xFFFFFFFA)  # ``SLURM_STEP_ID`` of the shell that salloc starts on a node of the allocation
 
 
-FIRST_MESSAGE_SECONDS = 0.25
-"""Pause of Open MPI's ranks under srun before they send. One may leave the initialization of Open MPI 5 while another
-is still in it, and an early message ends that other one with a segmentation fault: once in some forty starts on busy
-nodes (open-mpi/ompi#12495). Not observed under mpirun."""
-
-
 @dataclass(frozen=True)
 class Launch:
     """A launch as the launcher describes it in the environment of its processes."""
@@ -349,44 +341,3 @@ def srun_option(library: str) -> str:
         Its name and version: ``Open MPI v5.0.11``, ``MPICH Version: 5.0.2``.
     """
     return "pmix" if "open mpi" in library.lower() else "pmi2"
-
-
-def launch_problem(environment: Mapping[str, str], size: int, library: str) -> str | None:
-    """What is wrong with a launch, in one line; None if nothing is.
-
-    A launcher and an MPI library that do not fit give no error: each process is alone, and ``srun`` with a wrong
-    ``--mpi`` trains the same network N times, into one folder, with exit code 0.
-
-    Parameters
-    ----------
-    size : int
-        Ranks that MPI sees, ``COMM_WORLD.size``.
-    library : str
-        Name and version of the MPI library.
-    """
-    launch = detect_launch(environment)
-    if launch is None or launch.ranks == size:
-        return None
-    seen = f"{launch.launcher} started {launch.ranks} processes, but MPI sees {counted(size, 'rank')}"
-    if launch.by_srun:
-        command = f"srun --mpi={srun_option(library)}"
-        return f"{seen}: start {library} with {command} (srun --mpi=list shows what is there), or with its mpirun"
-    return f"{seen}: mpi4py uses {library}; start it with the mpirun of that library"
-
-
-def require_complete_launch() -> None:
-    """Refuse to go on if MPI does not see all processes of the launch.
-
-    To be called before the first message: on return, all ranks can be assumed to have left MPI's initialization.
-
-    Raises `EnvironmentProblem` on every process: each is alone, so they cannot agree.
-    """
-    if is_in_process():
-        return
-    size, library = import_mpi().COMM_WORLD.Get_size(), library_version()
-    problem = launch_problem(os.environ, size, library)
-    if problem is not None:
-        raise EnvironmentProblem(problem)
-    launch = detect_launch(os.environ)
-    if size > 1 and launch is not None and launch.by_srun and srun_option(library) == "pmix":
-        time.sleep(FIRST_MESSAGE_SECONDS)

@@ -27,7 +27,6 @@ from hybridnn.comm.mpi import (
     kept,
     ranks_within,
     require_communicator,
-    require_complete_launch,
     split,
 )
 from hybridnn.comm.recorder import Recorder
@@ -234,6 +233,8 @@ def all_ranks_group(comm: MPI.Intracomm | None = None, stall_seconds: float = ST
     if comm is not None:
         require_communicator(comm)
     elif not is_child() and detect_launch(os.environ) is not None:
+        from hybridnn.comm.launcher import require_complete_launch
+
         require_complete_launch()
     ranks = comm if comm is not None else import_mpi().COMM_WORLD
     if ranks.Get_size() > 1:

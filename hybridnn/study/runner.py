@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Literal
 
 from hybridnn.comm.hosts import MOST_DISTURBANCE, disturbance_text
-from hybridnn.comm.launcher import ANYWHERE, RankCommand, dead_ranks, rank_command
+from hybridnn.comm.launcher import ANYWHERE, RankCommand, rank_command
 from hybridnn.comm.threads import THREAD_VARIABLES
 from hybridnn.cost import MACHINE_VARIABLE
 from hybridnn.cost.machine_file import read_machine
@@ -44,6 +44,14 @@ TWICE_SECONDS = 1.0  # interval within which a repeated signal is ignored: a bat
 STDOUT, STDERR = "stdout.log", "stderr.log"
 ERROR_LINE = re.compile(r"Error\b|[A-Za-z_.]*(Error|Exception|Interrupt|Problem)\b.*:")
 """An error line of the program or of Python, unlike the messages that launchers write after it."""
+
+DEATHS = (
+    r"process rank \d+ with PID \d+ on node \S+ exited on signal \d+( \([^)]*\))?".replace(" ", r"\s+"),  # Open MPI
+    r"EXIT STRING: .*signal \d+\)",  # MPICH
+    r"\berror: .*(Killed|[Oo][Oo][Mm].?[Kk]ill|Segmentation fault|Aborted).*",  # Slurm
+    r"rank \d+ \(.*\) is gone: [^;=\n]*",  # the program's own, of a rank of its node
+)
+"""Messages about the death of a rank, the most informative first. Open MPI breaks its message over lines."""
 
 Signals = list[KeyboardInterrupt]
 """Signals received so far, in order: `_Warned` for SIGUSR1."""
@@ -330,7 +338,8 @@ def error_line(folder: Path) -> str:
     text = read_tail(folder / STDERR).decode(errors="replace")
     lines = [line.strip() for line in text.splitlines() if re.search(r"\w", line)]
     errors = [line for line in lines if ERROR_LINE.match(line)]
-    return (errors[-1:] or dead_ranks(text) or lines[-1:] or ["it printed no error"])[0]
+    deaths = [" ".join(found[0].split()) for pattern in DEATHS if (found := re.search(pattern, text))]
+    return (errors[-1:] or deaths or lines[-1:] or ["it printed no error"])[0]
 
 
 def run_process(

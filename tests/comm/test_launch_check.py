@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hybridnn.comm import launcher, mpi
-from hybridnn.comm.mpi import RANK_PROCESS, detect_launch, is_child, launch_problem, srun_option
+from hybridnn.comm.launcher import launch_problem
+from hybridnn.comm.mpi import RANK_PROCESS, detect_launch, is_child, srun_option
 from mpi_runner.launch import run_job, run_mpi
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def test_a_launcher_can_be_tried(comm: MPI.Intracomm, capfd: pytest.CaptureFixtu
 
 
 def test_process_that_mpi_leaves_alone_is_refused() -> None:
-    program = "from hybridnn.comm.mpi import require_complete_launch; require_complete_launch()"
+    program = "from hybridnn.comm.launcher import require_complete_launch; require_complete_launch()"
     step = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}
     wrong = run_job([sys.executable, "-c", program], env=step)
     assert wrong.returncode != 0
