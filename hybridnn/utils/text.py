@@ -181,7 +181,8 @@ def alike(name: str, names: Sequence[str]) -> str:
     """The end of a message that names a similar name, and letters that are hard to see if only these differ."""
     for other in names:
         if _visible(other) == _visible(name) and other != name:
-            how = "its quotation marks" if other.strip("'\"`") != other else "capitals or invisible letters"
+            is_quoted = any(text.strip("'\"`") != text for text in (name, other))
+            how = "its quotation marks" if is_quoted else "capitals or invisible letters"
             return f"; {repr(other) if other.isprintable() else ascii(other)} differs from it by {how}"
     near = get_close_matches(name, names[:NAMES_COMPARED], n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
