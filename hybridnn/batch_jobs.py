@@ -3,9 +3,8 @@
 ``python -m hybridnn.batch_jobs`` prints the folder of the scripts, study files and machine files, which users copy.
 
 ``python -m hybridnn.batch_jobs launcher [FILE]`` inside a batch job prints the command before the number of ranks, for
-example ``srun --mpi=pmix -n``. The launcher that works depends on the build of Slurm and of the MPI library; any other
-starts processes of one rank each. So the launchers are tried on the whole allocation, one after another. The first
-that works is stored in FILE for further calls: after a requeue, or in the other tasks of an array.
+example ``srun --mpi=pmix -n``. The launchers that may work are tried on the whole allocation, one after another. The
+first that works is stored in FILE for further calls: after a requeue, or in the other tasks of an array.
 
 ``python -m hybridnn.batch_jobs run_step FILE COMMAND…`` runs a command, forwards the script's signals, and writes the
 exit code to a file: bash 5.2 may lose the exit code of a process that ends while a trapped signal arrives. ``wait``
@@ -23,65 +22,13 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from hybridnn.comm.launcher import has_plugin, offered_plugins
+from hybridnn.comm.launcher import candidates
 from hybridnn.utils.processes import ChildResult, run_child
 
 # -- launcher ----------------------------------------------------------------------------------------------------------
-
-SRUN_PLUGINS = ("pmix", "pmi2")
-MPIRUN = ("mpirun", "--bind-to", "none", "-n")
-"""Without ``--bind-to none``, mpirun would bind each rank with all its threads to one of the cores of the job."""
-
-ATTEMPT_SECONDS = 120  # time limit of a launcher
-
-Attempt = Callable[[Sequence[str]], str | None]
-
-
-def candidates(plugins: str, programs: Sequence[str]) -> Iterator[tuple[str, ...]]:
-    """Yield the launchers that may work, in order of preference.
-
-    `plugins` is the output of ``srun --mpi=list``, and `programs` are those available among ``srun`` and ``mpirun``.
-    """
-    if "srun" in programs:
-        yield "srun", "-n"
-        for plugin in SRUN_PLUGINS:
-            if has_plugin(plugins, plugin):
-                yield "srun", f"--mpi={plugin}", "-n"
-    if "mpirun" in programs:
-        yield MPIRUN
-
-
-def find_launcher(launchers: Iterator[tuple[str, ...]], attempt: Attempt) -> tuple[tuple[str, ...] | None, list[str]]:
-    """Return the first launcher that works, or None, and a line about each that does not.
-
-    A launcher consists of the arguments before the number of ranks; ``attempt(launcher)`` returns None if it works,
-    otherwise the reason.
-    """
-    failures: list[str] = []
-    for launcher in launchers:
-        reason = attempt(launcher)
-        if reason is None:
-            return launcher, failures
-        failures.append(f"{' '.join(launcher[:-1])}: {reason}")
-    return None, failures
-
-
-def _attempt(launcher: Sequence[str], ranks: str, nodes: str) -> str | None:
-    """Start all ranks of the job, which check their number and the number of nodes."""
-    command = [*launcher, ranks, sys.executable, "-m", "hybridnn.comm.launch_check", ranks, nodes]
-    ended = run_child(command, ATTEMPT_SECONDS, os.environ)
-    if ended.timed_out:
-        return f"no answer within {ATTEMPT_SECONDS} s"
-    if ended.code == 0:
-        return None
-    lines = [line.strip() for line in ended.errors.splitlines() if line.strip()]
-    for fragment in ("MPI sees", "Error", "error", ""):  # launchers print other lines around the reason
-        if found := [line for line in lines if fragment in line]:
-            return found[0]
-    return f"exit code {ended.code}"
 
 
 def _stored(file: Path) -> str:
@@ -115,19 +62,18 @@ def print_launcher(environment: Mapping[str, str], file: Path | None = None) -> 
     except KeyError as error:
         print(f"{error.args[0]} is not set: call this in a Slurm job that asked for --ntasks", file=sys.stderr)
         return 2
-    programs = [name for name in ("srun", "mpirun") if shutil.which(name)]
-    plugins = offered_plugins(environment) if "srun" in programs else ""
-    launcher, failures = find_launcher(candidates(plugins, programs), lambda command: _attempt(command, ranks, nodes))
-    for failure in failures:
-        print(f"launcher: not {failure}", file=sys.stderr)
-    if launcher is None:
-        print(f"launcher: nothing starts {ranks} ranks on {nodes} nodes that see each other", file=sys.stderr)
-        return 1
-    print(f"launcher: {' '.join(launcher[:-1])}", file=sys.stderr)
-    if file is not None:
-        _store(file, " ".join(launcher))
-    print(" ".join(launcher))
-    return 0
+    for launcher in candidates(environment):
+        name, words = " ".join(launcher.prefix[:-1]), " ".join(launcher.prefix)
+        if problem := launcher.trial_problem(ranks, nodes, environment):
+            print(f"launcher: not {name}: {problem}", file=sys.stderr)
+            continue
+        print(f"launcher: {name}", file=sys.stderr)
+        if file is not None:
+            _store(file, words)
+        print(words)
+        return 0
+    print(f"launcher: nothing starts {ranks} ranks on {nodes} nodes that see each other", file=sys.stderr)
+    return 1
 
 
 # -- run of a command --------------------------------------------------------------------------------------------------

@@ -64,10 +64,7 @@ COMMANDS = {
     ),
     "report": CommandEntry(
         "report:report",
-        "Show where the time of a run went, or which rank a stalled run waited for; of several runs, how they scale.",
-    ),
-    "compare": CommandEntry(
-        "compare:compare", "List the settings in which runs differ, with their losses, accuracies and times."
+        "Show where the time of a run went, or which rank it waited for; of several, what differs and how they scale.",
     ),
     "evaluate": CommandEntry(
         "trained:evaluate", "Evaluate the weights of a run, on its own data or others; several ranks as for train."
@@ -245,6 +242,8 @@ def _advice(error: Any) -> str:
         return message.replace(str(error.message), first_problem(cause))
     if message.startswith("Missing ") and (text := getattr(error.param, "help", "")):
         return f"{message.rstrip('.')}: {text}"
+    if message.startswith("No such command 'compare'"):
+        return "No such command 'compare'; use hybridnn report RUN RUN"
     is_train = error.ctx is not None and error.ctx.info_name == "train"
     if message.startswith("Got unexpected extra") and is_train:
         return f"{message}; write lists with commas, as in 64,64, and settings with =, as in --set optimizer.lr=0.1"

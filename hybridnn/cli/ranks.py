@@ -224,8 +224,8 @@ def replace_by_ranks(ranks: int, program: Sequence[str], *, stops_on_signals: bo
     program : sequence of str
         Arguments of the Python interpreter.
     stops_on_signals : bool
-        The ranks end their step and write a checkpoint on the signals of `hybridnn.runs.stop_signals`. A launcher that
-        does not forward them is run as a child of this process, which does.
+        The ranks end their step and write a checkpoint on the signals of `hybridnn.runs.stop_signals`. ``mpirun`` is
+        then a child of this process, which forwards them, and sends one where nothing reads the output any more.
     """
     if launch_rank() is not None:
         raise EnvironmentProblem(f"-n {ranks} starts the ranks itself: call it without mpirun or srun")
@@ -245,11 +245,10 @@ def replace_by_ranks(ranks: int, program: Sequence[str], *, stops_on_signals: bo
     sys.stdout.flush()
     sys.stderr.flush()
     try:
-        if columns is not None or stops_on_signals:
+        if columns is not None or (stops_on_signals and not launcher.is_srun):
             ends_ranks = launcher.ends_ranks_on_signals(os.environ)
             signals = (FORWARDED if stops_on_signals else ENDING) if ends_ranks else UNCHANGED
-            if columns is not None or ends_ranks:
-                sys.exit(_run_and_forward(command, environment, signals))
+            sys.exit(_run_and_forward(command, environment, signals))
         # Python ignores SIGPIPE, and the launcher would inherit that.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.execvpe(command[0], command, environment)

@@ -1,9 +1,11 @@
-"""`hybridnn report`: the cost of finished runs and what limits them; why a run stalled."""
+"""`hybridnn report`: the cost of finished runs and what limits them, what differs between them; why a run stalled."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import chain
 from math import isnan
 from pathlib import Path
 from statistics import fmean
@@ -11,57 +13,172 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.options import Format, OutputFormat
-from hybridnn.cli.output import MISSING, make_console, new_table, number_cell, write_json
+from hybridnn.cli.options import Format, OutputFormat, option
+from hybridnn.cli.output import MISSING, make_console, new_table, number_cell, print_table, require_place, write_json
 from hybridnn.cli.ranks import first_rank_alone
-from hybridnn.utils.text import format_milliseconds
+from hybridnn.errors import DataError, SettingError
+from hybridnn.utils.text import counted, figure_text, format_milliseconds
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from hybridnn.diagnostics.diagnosis import StallRecord
-    from hybridnn.runs.quantities import InstructionFigures, RunFigures, ScalingGroup
+    from hybridnn.runs.quantities import InstructionFigures, RunFigures
     from hybridnn.runs.run_files import RunRecord
+    from hybridnn.study.scaling import ScalingGroup
 
 
 DIAGNOSIS = ("gradient_distance", "gradient_angle", "weight_distance")  # of a `StepRecord`, values of every stage
+FIGURE = re.compile("loss|accuracy|r2|^best(?!_epoch)")  # names of losses and metrics
+RUNS_OF_TABLE = 6  # columns that a terminal has room for
 NAMED = frozenset({"data", "data.train_samples", "model.sizes"})  # conditions that every title has
 
 
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN...")],
     output_format: OutputFormat = Format.text,
+    plot: Annotated[
+        Path | None,
+        option("Draw the learning curves of several runs into a .svg, .png or .pdf (default: no picture).", "FILE"),
+    ] = None,
 ) -> None:
-    """Show where the time of a run went, or which rank a stalled run waited for; of several runs, how they scale."""
-    from hybridnn.diagnostics.diagnosis import stall_report
-    from hybridnn.diagnostics.stall_files import FOLDER, read_stall
-    from hybridnn.runs.quantities import compare_runs, figures_of, instruction_figures
-    from hybridnn.runs.run_files import read_run, run_status
+    """Show where the time of a run went, or which rank it waited for; of several, what differs and how they scale."""
+    from hybridnn.runs.run_files import read_run
 
+    if plot is not None and len(folders) == 1:
+        raise SettingError("--plot", str(plot), "needs two run folders or more; a run folder has the curves of its run")
+    if plot is not None:
+        require_place("--plot", plot)
     with first_rank_alone():
         as_json = output_format is Format.json
-        record = read_stall(folders[0]) if len(folders) == 1 else None
-        if record is not None:
-            if not as_json:
-                print(stall_report(record, folders[0] / FOLDER))
-            if run_status(folders[0]) in ("absent", "unfinished"):
-                if as_json:
-                    write_json({"stall": _stall_facts(record)})
-                return
-        runs = [read_run(folder) for folder in folders]
-        figures = [figures_of(run) for run in runs]
-        if len(runs) == 1:
-            instructions = instruction_figures(runs[0])
-            if as_json:
-                write_json(_run_facts(runs[0], figures[0], instructions) | {"stall": record and _stall_facts(record)})
-            else:
-                _print_run(runs[0], figures[0], instructions)
+        if len(folders) == 1:
+            _report_run(folders[0], as_json=as_json)
         else:
-            groups = compare_runs(figures)
+            _report_runs([read_run(folder) for folder in folders], plot, as_json=as_json)
+
+
+def _report_run(folder: Path, *, as_json: bool) -> None:
+    """Print the figures of a run, and why it stalled."""
+    from hybridnn.diagnostics.diagnosis import stall_report
+    from hybridnn.diagnostics.stall_files import FOLDER, read_stall
+    from hybridnn.runs.quantities import figures_of, instruction_figures
+    from hybridnn.runs.run_files import read_run, run_status
+
+    record = read_stall(folder)
+    if record is not None:
+        if not as_json:
+            print(stall_report(record, folder / FOLDER))
+        if run_status(folder) in ("absent", "unfinished"):
             if as_json:
-                write_json({"groups": [_group_facts(group) for group in groups]})
-            else:
-                _print_groups(groups)
+                write_json({"stall": _stall_facts(record)})
+            return
+    run = read_run(folder)
+    figures, instructions = figures_of(run), instruction_figures(run)
+    if as_json:
+        write_json(_run_facts(run, figures, instructions) | {"stall": record and _stall_facts(record)})
+    else:
+        _print_run(run, figures, instructions)
+
+
+def _report_runs(runs: Sequence[RunRecord], plot: Path | None, *, as_json: bool) -> None:
+    """Print the settings in which runs differ, with their losses and times, and how they scale."""
+    from hybridnn.runs.quantities import differing
+    from hybridnn.study.scaling import group_runs
+    from hybridnn.utils.settings_models import by_dotted_name
+
+    settings = [by_dotted_name(run.settings.model_dump(exclude={"output"})) for run in runs]
+    if plot is not None:
+        _draw(runs, settings, plot)
+    names = differing(settings)
+    differences = [{name: one.get(name) for name in names} for one in settings]
+    results, groups = [_results(run) for run in runs], group_runs(runs)
+    if as_json:
+        facts = [
+            {"run": str(run.folder), "settings": own, **result}
+            for run, own, result in zip(runs, differences, results, strict=True)
+        ]
+        write_json({"runs": facts, "groups": [_group_facts(group) for group in groups]})
+        return
+    console = make_console()
+    for start in range(0, len(runs), RUNS_OF_TABLE):
+        part = slice(start, start + RUNS_OF_TABLE)
+        console.print(_runs_table(runs[part], differences[part], results[part]))
+    _print_groups(console, groups)
+
+
+def _runs_table(
+    runs: Sequence[RunRecord], settings: Sequence[Mapping[str, Any]], results: Sequence[Mapping[str, Any]]
+) -> Table:
+    """A column for each run, with settings and results; without rows in which all cells are empty."""
+    rows = [(name, *(_text(one[name]) for one in settings)) for name in settings[0]]
+    for name in dict.fromkeys(chain.from_iterable(results)):
+        rows.append((name.replace("_", " "), *(_text(result.get(name), FIGURE.search(name)) for result in results)))
+    rows = [row for row in rows if any(cell != MISSING for cell in row[1:])]
+    return new_table(("",), tuple(str(run.folder) for run in runs), rows, wraps=True)
+
+
+def _results(run: RunRecord) -> dict[str, Any]:
+    """Figures of a run; None for what it does not have."""
+    from hybridnn.runs.records import best_epoch, watched
+
+    monitor = run.settings.training.monitor
+    last = run.epochs[-1] if run.epochs else None
+    best = best_epoch(run.epochs, monitor) if run.header.validation_samples else None
+    kind = "accuracy" if last is None else last.metric_name
+    part = _evaluated(run)
+    return {
+        "ranks": run.header.ranks,
+        "epochs": len(run.epochs),
+        "validation_samples": run.header.validation_samples or None,
+        "train_loss": None if last is None else last.train_loss,
+        f"{part}_loss": None if last is None else last.validation_loss,
+        f"{part}_accuracy": None if last is None or kind != "accuracy" else last.metric,
+        f"{part}_r2": None if last is None or kind != "R²" else last.metric,
+        "best" if monitor == "auto" else f"best_{monitor}": None if best is None else watched(best, monitor),
+        "best_epoch": None if best is None else best.epoch,
+        "seconds_per_epoch": None if run.untimed else run.seconds_per_epoch,
+        "diverged": "" if run.diverged is None else f"epoch {run.diverged.epoch}",
+    }
+
+
+def _evaluated(run: RunRecord) -> str:
+    """Name of the split on which the epochs were evaluated."""
+    return "validation" if run.header.validation_samples else "test"
+
+
+def _draw(runs: Sequence[RunRecord], settings: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw the curves of runs, named by their folders and the settings in which they differ.
+
+    A setting that only some runs have, as those of an optimizer, counts where these differ.
+    """
+    from hybridnn.drawing.figures import write_picture
+    from hybridnn.drawing.learning_curve import RunCurves, compared_curves
+    from hybridnn.runs.quantities import differing
+
+    if not any(epoch.validation_loss is not None for run in runs for epoch in run.epochs):
+        raise DataError("--plot: none of the runs has an epoch with an evaluation")
+    found = dict.fromkeys(chain.from_iterable(settings))
+    names = [name for name in found if differing([{name: one[name]} for one in settings if name in one])]
+    curves = [
+        RunCurves(_label(run, {name: own[name] for name in names if name in own}), run.epochs, _evaluated(run))
+        for run, own in zip(runs, settings, strict=True)
+    ]
+    write_picture(path, compared_curves(curves).encoded, "--plot")
+
+
+def _label(run: RunRecord, settings: Mapping[str, Any]) -> str:
+    parts = [f"{name} {_text(value)}" for name, value in settings.items()]
+    parts += [] if run.diverged is None else [f"diverged in epoch {run.diverged.epoch}"]
+    return f"{run.folder}: {', '.join(parts)}" if parts else str(run.folder)
+
+
+def _text(value: object, is_figure: object = None) -> str:
+    if value is None or value == "":
+        return MISSING
+    if isinstance(value, float):
+        return figure_text(value) if is_figure else f"{value:.4g}"
+    return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _stall_facts(record: StallRecord) -> dict[str, object]:
@@ -114,26 +231,25 @@ def _staleness(run: RunRecord) -> list[tuple[float, ...]]:
     return list(zip(run.header.stage_staleness, *means, strict=True)) if steps else []
 
 
-def _print_groups(groups: Sequence[ScalingGroup]) -> None:
+def _print_groups(console: Console, groups: Sequence[ScalingGroup]) -> None:
     """Print the strong-scaling table of each group, with the conditions that distinguish it from the others."""
-    from hybridnn.runs.quantities import distinguishing_conditions
-    from hybridnn.utils.text import counted
+    from hybridnn.runs.quantities import differing
 
-    console = make_console()
-    differing = distinguishing_conditions([group.base for group in groups])
-    for group, conditions in zip(groups, differing, strict=True):
-        base = group.base
+    distinguishing = [name for name in differing([group.base.values for group in groups]) if name not in NAMED]
+    for group in groups:
+        base = group.base.first
         data = f"{base.data} ({base.train_samples:,} training samples)"
-        base_text = f"{counted(base.ranks, 'rank')}, {base.folder}"
-        shown = [f"{name} = {value}" for name, value in conditions.items() if name not in NAMED]
+        base_text = f"{counted(base.ranks, 'rank')}, {base.folder}" + " and its repeats" * (len(group.base.cells) > 1)
+        shown = [f"{name} = {base.conditions[name]}" for name in distinguishing if name in base.conditions]
         title = ", ".join([f"{base.network} on {data}", *shown])
         console.print(f"{title}; speed-up against {base_text}", soft_wrap=True)
-        console.print(_scaling_table(group))
-        for row in group.rows:
-            figures = row.figures
+        print_table(console, _scaling_table(group))
+        lines = []
+        for figures in (cell.figures for point in group.points for cell in point.cells):
             method = f", {figures.method}" if figures.method else ""
             end = "" if figures.diverged_at is None else f"; diverged at step {figures.diverged_at}"
-            console.print(f"  {counted(figures.ranks, 'rank')}, {figures.grid}{method}: {figures.verdict.text}{end}")
+            lines.append(f"  {counted(figures.ranks, 'rank')}, {figures.grid}{method}: {figures.verdict.text}{end}")
+        console.print(*dict.fromkeys(lines), sep="\n")
         for warning in group.warnings:
             console.print(f"warning: {warning}", soft_wrap=True)
         console.print()
@@ -158,14 +274,17 @@ def _facts(figures: RunFigures) -> dict[str, Any]:
 def _group_facts(group: ScalingGroup) -> dict[str, Any]:
     rows = [
         {
-            **_facts(row.figures),
-            "speed_up": row.speed_up,
-            "efficiency": row.efficiency,
-            "predicted_speed_up": row.predicted_speed_up,
+            **_facts(cell.figures),
+            "speed_up": compared.speed_up.value,
+            "speed_up_interval": (compared.speed_up.low, compared.speed_up.high),
+            "efficiency": compared.efficiency.value,
+            "predicted_speed_up": compared.predicted_speed_up,
         }
-        for row in group.rows
+        for point, compared in zip(group.points, group.comparisons, strict=True)
+        for cell in point.cells
     ]
-    return {"base": group.base.folder, "base_ranks": group.base.ranks, "runs": rows, "warnings": group.warnings}
+    base = group.base.first
+    return {"base": base.folder, "base_ranks": base.ranks, "runs": rows, "warnings": group.warnings}
 
 
 def _step_table(figures: RunFigures, instructions: Sequence[InstructionFigures]) -> Table:
@@ -181,22 +300,25 @@ def _step_table(figures: RunFigures, instructions: Sequence[InstructionFigures])
 
 
 def _scaling_table(group: ScalingGroup) -> Table:
+    """A row for each point; of three repeats or more, with intervals."""
+    from hybridnn.runs.quantities import relative_error
+
     rows = [
         (
-            str(row.figures.ranks),
-            row.figures.grid,
-            row.figures.method or MISSING,
-            str(row.figures.batch_size),
-            number_cell(row.figures.seconds_per_epoch, ".4g"),
-            number_cell(row.speed_up, ".2f"),
-            number_cell(row.efficiency, ".0%"),
-            number_cell(row.predicted_speed_up, ".2f"),
-            number_cell(row.figures.prediction_error, "+.0%"),
-            number_cell(row.figures.shares.communicate, ".0%"),
-            number_cell(row.figures.shares.bubble, ".0%"),
-            number_cell(row.figures.shares.wait, ".0%"),
+            str(point.first.ranks),
+            point.first.grid,
+            point.first.method or MISSING,
+            str(point.first.batch_size),
+            point.seconds_per_epoch.format(),
+            compared.speed_up.format(".2f"),
+            compared.efficiency.format(".0%"),
+            number_cell(compared.predicted_speed_up, ".2f"),
+            number_cell(relative_error(point.predicted_seconds_per_epoch, point.seconds_per_epoch.value), "+.0%"),
+            number_cell(point.shares.communicate, ".0%"),
+            number_cell(point.shares.bubble, ".0%"),
+            number_cell(point.shares.wait, ".0%"),
         )
-        for row in group.rows
+        for point, compared in zip(group.points, group.comparisons, strict=True)
     ]
     titles = ("grid", "method", "batch", "s per\nepoch", "speed-\nup", "effi-\nciency")
     more = ("predicted\nspeed-up", "step\nerror", "comm.", "bubble", "wait")

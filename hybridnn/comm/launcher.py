@@ -1,20 +1,36 @@
-"""Launchers of ranks: ``mpirun`` and ``srun``, their environment variables, and the choice of the one that fits."""
+"""Launchers of ranks: ``mpirun``, ``srun`` and those that users name, their options, and the choice of one that fits.
+
+``python -m hybridnn.comm.launcher RANKS NODES`` tries a launcher: its exit code is 0 if MPI sees that many ranks on
+that many nodes.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import re
+import shlex
 import shutil
+import socket
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal, get_args
 
-from hybridnn.comm.mpi import NO_MPI, STEP_RANK, first_number, srun_option
+from hybridnn.comm.mpi import (
+    NO_MPI,
+    STEP_RANK,
+    detect_launch,
+    first_number,
+    import_mpi,
+    is_in_process,
+    library_version,
+    srun_option,
+)
 from hybridnn.comm.open_mpi import mpirun_settings
-from hybridnn.comm.placement import Placement, mpirun_options, srun_options
 from hybridnn.errors import EnvironmentProblem, SettingError
 from hybridnn.utils.processes import run_child
 from hybridnn.utils.text import counted
@@ -32,8 +48,6 @@ NODE_LISTS = BATCH_SYSTEMS + HOST_FILES
 
 RANKS_PER_NODE = "SLURM_NTASKS_PER_NODE"
 
-ANYWHERE = Placement()
-
 FAMILIES: Mapping[str, str] = {
     "open mpi": "Open MPI",
     "openrte": "Open MPI",
@@ -43,15 +57,50 @@ FAMILIES: Mapping[str, str] = {
 }
 """Words in the version texts of libraries and launchers, in the order of the search, and their family."""
 
-DEATHS = (
-    r"process rank \d+ with PID \d+ on node \S+ exited on signal \d+( \([^)]*\))?".replace(" ", r"\s+"),  # Open MPI
-    r"EXIT STRING: .*signal \d+\)",  # MPICH
-    r"\berror: .*(Killed|[Oo][Oo][Mm].?[Kk]ill|Segmentation fault|Aborted).*",  # Slurm
-    r"rank \d+ \(.*\) is gone: [^;=\n]*",  # the program's own, of a rank of its node
-)
-"""Messages about the death of a rank, the most informative first. Open MPI breaks its message over lines."""
+FIRST_MESSAGE_SECONDS = 0.25
+"""Pause of Open MPI's ranks under srun before they send. One may leave the initialization of Open MPI 5 while another
+is still in it, and an early message ends that other one with a segmentation fault: once in some forty starts on busy
+nodes (open-mpi/ompi#12495). Not observed under mpirun."""
 
 VERSION_SECONDS = 60.0  # time limit of a program that prints a version or a list
+TRIAL_SECONDS = 120  # time limit of the trial of a launcher
+
+SRUN_PLUGINS = ("pmix", "pmi2")
+MPIRUNS = ("mpirun", "mpiexec", "prterun", "orterun")
+BIND_OPTIONS = {"--bind-to", "-bind-to"}
+
+Binding = Literal["none", "core", "socket"]
+BINDINGS: tuple[Binding, ...] = get_args(Binding)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the ranks of a run are; what is None is left to the launcher.
+
+    `ranks_per_node` is that of a full node. `threads` are the BLAS threads of a rank, each of which needs a core. With
+    the `binding` ``"core"``, a rank may use as many cores as it has threads; with ``"socket"``, those of one socket.
+    """
+
+    nodes: int | None = None
+    ranks_per_node: int | None = None
+    threads: int = 1
+    binding: Binding | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether the launcher chooses nodes and cores."""
+        return self.nodes is None and self.ranks_per_node is None and self.binding is None
+
+    def texts(self) -> dict[str, str]:
+        """The values as texts by name; empty texts for those that are left to the launcher."""
+        return {name: "" if value is None else str(value) for name, value in asdict(self).items()}
+
+
+ANYWHERE = Placement()
+
+RankCommand = Callable[[int, Sequence[str], Placement], list[str]]
+"""``command(ranks, program, placement)`` returns the command that starts a program on several ranks; it raises
+`SettingError` if the launcher cannot place them so."""
 
 
 def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
@@ -86,7 +135,7 @@ class RankLauncher:
             if environment.get("SLURM_MPI_TYPE"):  # the user's choice, which srun reads too
                 return cls(("srun", "-n"))
             option = srun_option(_library(environment))
-            if has_plugin(offered_plugins(environment), option):
+            if option in _plugins(environment):
                 return cls(("srun", f"--mpi={option}", "-n"))
         return cls((_fitting_mpirun(environment), "-n"))
 
@@ -114,10 +163,8 @@ class RankLauncher:
         placement names the nodes. Raises `SettingError` if the launcher cannot place the ranks so.
         """
         if self.is_srun:
-            per_node = environment.get(RANKS_PER_NODE, "")
-            fills = placement.nodes is None and per_node.isdigit()
-            options = [f"--nodes={-(-ranks // int(per_node))}"] if fills else []
-            options += srun_options(placement)
+            nodes = _filled_nodes(ranks, environment) if placement.nodes is None else ""
+            options = [f"--nodes={nodes}"] * bool(nodes) + srun_options(placement)
         else:
             options = self._mpirun_options(ranks, environment, placement)
         return [*self.prefix[:-1], *options, self.prefix[-1], str(ranks), *program]
@@ -135,6 +182,24 @@ class RankLauncher:
             needed = mpirun_settings(as_root=os.geteuid() == 0, oversubscribed=crowded, bound=bound)
         return {name: value for name, value in needed.items() if name not in environment}
 
+    def with_settings(self, ranks: int, program: Sequence[str], placement: Placement) -> list[str]:
+        """The command, with its `settings`, in the environment of this process."""
+        settings = [f"{name}={value}" for name, value in self.settings(ranks, os.environ, placement).items()]
+        return ["env", *settings, *self.command(ranks, program, os.environ, placement)]
+
+    def trial_problem(self, ranks: str, nodes: str, environment: Mapping[str, str]) -> str:
+        """Why this launcher does not start connected ranks on all nodes of a job, in one line; empty if it does."""
+        ended = run_child([*self.prefix, ranks, *trial_command(ranks, nodes)], TRIAL_SECONDS, environment)
+        if ended.timed_out:
+            return f"no answer within {TRIAL_SECONDS} s"
+        if ended.code == 0:
+            return ""
+        lines = [line.strip() for line in ended.errors.splitlines() if line.strip()]
+        for fragment in ("MPI sees", "Error", "error", ""):  # launchers print other lines around the reason
+            if found := [line for line in lines if fragment in line]:
+                return found[0]
+        return f"exit code {ended.code}"
+
     def _mpirun_options(self, ranks: int, environment: Mapping[str, str], placement: Placement) -> list[str]:
         if placement.is_free and placement.threads == 1:
             return []
@@ -149,9 +214,135 @@ class RankLauncher:
         return mpirun_options(family_of_program(self.prefix[0], environment), placement, crowded=crowded)
 
 
-def dead_ranks(errors: str) -> list[str]:
-    """Messages about the death of a rank in the error stream of a run, each as one line, the most informative first."""
-    return [" ".join(found[0].split()) for pattern in DEATHS if (found := re.search(pattern, errors))]
+def candidates(environment: Mapping[str, str]) -> Iterator[RankLauncher]:
+    """Yield the launchers that may work in a Slurm job, in order of preference.
+
+    The one that does depends on the build of Slurm and of the MPI library; any other starts processes of one rank each.
+    """
+    path = environment.get("PATH")
+    if shutil.which("srun", path=path):
+        yield RankLauncher(("srun", "-n"))
+        plugins = _plugins(environment)
+        for plugin in filter(plugins.__contains__, SRUN_PLUGINS):
+            yield RankLauncher(("srun", f"--mpi={plugin}", "-n"))
+    if shutil.which("mpirun", path=path):
+        # Without the option, it would bind each rank with all its threads to one of the cores of the job.
+        yield RankLauncher(("mpirun", "--bind-to", "none", "-n"))
+
+
+def trial_command(ranks: str, nodes: str) -> list[str]:
+    """The program that a launcher is tried with."""
+    return [sys.executable, "-m", "hybridnn.comm.launcher", ranks, nodes]
+
+
+def rank_command(launcher: str | None, most_ranks: int) -> RankCommand:
+    """Check a launcher, and return the function that makes its commands.
+
+    It is split as a shell does; ``{ranks}`` stands for the number of ranks, which it must hold where a run has several,
+    and ``{nodes}`` for the nodes of the placement, or those that the ranks fill in a Slurm job with a number of ranks
+    per node; ``{ranks_per_node}``, ``{threads}`` and ``{binding}`` stand for the parts of the placement. ``srun`` and
+    ``mpirun`` get their options for the placement. None is the launcher of this environment. Raises `SettingError` if
+    it is no such command, `EnvironmentProblem` without its program.
+    """
+    if launcher is None:
+        return RankLauncher.find(os.environ).with_settings
+    try:
+        template = shlex.split(launcher)
+    except ValueError as error:
+        raise SettingError("--launcher", launcher, f"cannot be split into words: {error}") from error
+    if most_ranks > 1 and "{ranks}" not in launcher:
+        raise SettingError("--launcher", launcher, "must hold {ranks}, for example 'mpirun -n {ranks}'")
+    if template and shutil.which(template[0]) is None:
+        raise EnvironmentProblem(f"--launcher: there is no program {template[0]!r}")
+
+    def command(ranks: int, program: Sequence[str], placement: Placement) -> list[str]:
+        values = {"ranks": str(ranks), **placement.texts()}
+        if "{nodes}" in launcher and placement.nodes is None:
+            values["nodes"] = _filled_nodes(ranks, os.environ)
+            if not values["nodes"]:
+                raise SettingError("--launcher", launcher, "{nodes} needs a Slurm job that was given --ntasks-per-node")
+        words = _place(template, launcher, placement)
+        for name, value in values.items():
+            words = [word.replace(f"{{{name}}}", value) for word in words]
+        return [*words, *program]
+
+    return command
+
+
+def _place(template: Sequence[str], launcher: str, placement: Placement) -> list[str]:
+    """The words of a launcher with its options for the placement."""
+    if not template or (placement.is_free and placement.threads == 1):
+        return list(template)
+    program, *words = template
+    name = Path(program).name
+    if name == "srun":
+        return [program, *srun_options(placement), *words]
+    if name.startswith(MPIRUNS):
+        options = mpirun_options(family_of_program(program, os.environ), placement)
+        if BIND_OPTIONS & set(options):  # Open MPI refuses the option twice
+            words = [word for last, word in zip(template, words, strict=False) if not {last, word} & BIND_OPTIONS]
+        return [program, *options, *words]
+    needs = {"nodes": ("{nodes}", "{ranks_per_node}"), "binding": ("{binding}",)}
+    for part, names in needs.items():
+        if (text := placement.texts()[part]) and not any(name in launcher for name in names):
+            problem = f"does not place ranks: {part} = {text} needs {names[0]} in it, or srun or mpirun as the program"
+            raise SettingError("--launcher", launcher, problem)
+    return list(template)
+
+
+def _filled_nodes(ranks: int, environment: Mapping[str, str]) -> str:
+    """Nodes that ranks fill in a Slurm job with a number of ranks per node; empty elsewhere."""
+    per_node = first_number(environment, RANKS_PER_NODE)
+    return str(-(-ranks // per_node)) if per_node else ""
+
+
+def srun_options(placement: Placement) -> list[str]:
+    """Options of ``srun``."""
+    if placement.is_free and placement.threads == 1:
+        return []
+    options = [f"--nodes={placement.nodes}"] if placement.nodes else []
+    options += [f"--ntasks-per-node={placement.ranks_per_node}"] if placement.ranks_per_node else []
+    options += [f"--cpus-per-task={placement.threads}"]
+    units = {"none": "none", "core": "cores", "socket": "sockets"}
+    return options + ([f"--cpu-bind={units[placement.binding]}"] if placement.binding else [])
+
+
+def mpirun_options(family: str, placement: Placement, *, crowded: bool = False) -> list[str]:
+    """Options of ``mpirun`` of an MPI library.
+
+    Parameters
+    ----------
+    family : str
+        As named by `mpi_family`.
+    crowded : bool
+        Whether there are more ranks than cores, which Open MPI has to be told again with the ranks per node.
+
+    Raises
+    ------
+    SettingError
+        If this ``mpirun`` cannot place ranks so; it names the part.
+    """
+    if family == "Open MPI":
+        return _open_mpi_options(placement, crowded=crowded)
+    options = ["-ppn", str(placement.ranks_per_node)] if placement.ranks_per_node else []
+    if placement.binding is None:
+        return options
+    if family != "MPICH":
+        problem = f"the mpirun of {family or 'an unknown MPI library'} has no option for it that is known here"
+        raise SettingError("binding", placement.binding, f"{problem}; name a --launcher with {{binding}} in it")
+    cores = f"core:{placement.threads}" if placement.threads > 1 else "core"
+    return [*options, "-bind-to", cores if placement.binding == "core" else placement.binding]
+
+
+def _open_mpi_options(placement: Placement, *, crowded: bool) -> list[str]:
+    """Open MPI binds up to two ranks to one core each, with all their threads, unless it is told otherwise."""
+    binding = placement.binding or ("none" if placement.threads > 1 else None)
+    cores = f":PE={placement.threads}" if binding == "core" and placement.threads > 1 else ""
+    options = []
+    if placement.ranks_per_node or cores:
+        unit = f"ppr:{placement.ranks_per_node}:node" if placement.ranks_per_node else "slot"
+        options = ["--map-by", f"{unit}{cores}" + ":OVERSUBSCRIBE" * crowded]
+    return options + (["--bind-to", binding] if binding else [])
 
 
 def in_job(environment: Mapping[str, str]) -> bool:
@@ -176,14 +367,9 @@ def mpi_family(text: str) -> str:
     return next((family for word, family in FAMILIES.items() if word in lowered), "")
 
 
-def offered_plugins(environment: Mapping[str, str]) -> str:
-    """Output of ``srun --mpi=list``, with standard error, which some versions of Slurm print it to."""
-    return _output(["srun", "--mpi=list"], environment)
-
-
-def has_plugin(plugins: str, name: str) -> bool:
-    """Whether the output of ``srun --mpi=list`` names a plugin."""
-    return re.search(rf"\b{name}\b", plugins) is not None
+def _plugins(environment: Mapping[str, str]) -> list[str]:
+    """Words of ``srun --mpi=list``, among them its plugins; some versions of Slurm print them to standard error."""
+    return re.findall(r"\w+", _output(["srun", "--mpi=list"], environment))
 
 
 def _output(command: Sequence[str], environment: Mapping[str, str]) -> str:
@@ -244,3 +430,61 @@ def _siblings(thread: int) -> str:
         return Path(f"/sys/devices/system/cpu/cpu{thread}/topology/thread_siblings_list").read_text(encoding="ascii")
     except OSError:
         return str(thread)
+
+
+def launch_problem(environment: Mapping[str, str], size: int, library: str) -> str | None:
+    """What is wrong with a launch, in one line; None if nothing is.
+
+    A launcher and an MPI library that do not fit give no error: each process is alone, and ``srun`` with a wrong
+    ``--mpi`` trains the same network N times, into one folder, with exit code 0.
+
+    Parameters
+    ----------
+    size : int
+        Ranks that MPI sees, ``COMM_WORLD.size``.
+    library : str
+        Name and version of the MPI library.
+    """
+    launch = detect_launch(environment)
+    if launch is None or launch.ranks == size:
+        return None
+    seen = f"{launch.launcher} started {launch.ranks} processes, but MPI sees {counted(size, 'rank')}"
+    if launch.by_srun:
+        command = f"srun --mpi={srun_option(library)}"
+        return f"{seen}: start {library} with {command} (srun --mpi=list shows what is there), or with its mpirun"
+    return f"{seen}: mpi4py uses {library}; start it with the mpirun of that library"
+
+
+def require_complete_launch() -> None:
+    """Refuse to go on if MPI does not see all processes of the launch.
+
+    To be called before the first message: on return, all ranks can be assumed to have left MPI's initialization.
+
+    Raises `EnvironmentProblem` on every process: each is alone, so they cannot agree.
+    """
+    if is_in_process():
+        return
+    size, library = import_mpi().COMM_WORLD.Get_size(), library_version()
+    problem = launch_problem(os.environ, size, library)
+    if problem is not None:
+        raise EnvironmentProblem(problem)
+    launch = detect_launch(os.environ)
+    if size > 1 and launch is not None and launch.by_srun and srun_option(library) == "pmix":
+        time.sleep(FIRST_MESSAGE_SECONDS)
+
+
+def _main(arguments: Sequence[str]) -> int:
+    ranks, nodes = map(int, arguments)
+    world = import_mpi().COMM_WORLD
+    if world.Get_size() == ranks:
+        require_complete_launch()
+    hosts = set(world.allgather(socket.gethostname()))
+    if (world.Get_size(), len(hosts)) == (ranks, nodes):
+        return 0
+    if world.Get_rank() == 0:
+        print(f"MPI sees {world.Get_size()} ranks on {len(hosts)} nodes, not {ranks} on {nodes}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1:]))

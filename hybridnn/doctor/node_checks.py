@@ -22,9 +22,8 @@ from statistics import median_low
 
 from hybridnn._version import __version__
 from hybridnn.comm.hosts import blas_library, processor_name
-from hybridnn.comm.launcher import NODE_LISTS, VERSION_SECONDS, RankLauncher
+from hybridnn.comm.launcher import NODE_LISTS, VERSION_SECONDS, Placement, RankLauncher
 from hybridnn.comm.mpi import library_version, load_mpi_library
-from hybridnn.comm.placement import Placement
 from hybridnn.comm.threads import own_cores
 from hybridnn.doctor.report import Finding, failure, ok, run_checks, warning
 from hybridnn.errors import EnvironmentProblem, HybridnnError

@@ -16,7 +16,7 @@ from typing import Any
 
 from hybridnn._version import __version__
 from hybridnn.comm.hosts import blas_library
-from hybridnn.comm.launcher import RankLauncher, without_launcher
+from hybridnn.comm.launcher import RankLauncher, trial_command, without_launcher
 from hybridnn.comm.mpi import detect_launch
 from hybridnn.doctor.node_checks import LEAST_MAJOR, load_mpi, package_versions
 from hybridnn.doctor.report import Finding, failure, ok, run_checks, warning
@@ -117,7 +117,7 @@ def check_start(environment: Mapping[str, str], limit: float) -> list[Finding]:
     """Whether MPI starts, which another process tries within `limit` seconds, and what ``-n`` starts ranks with."""
 
     def check_mpi() -> Finding:
-        end = run_child([sys.executable, "-m", "hybridnn.comm.launch_check", "1", "1"], limit, environment)
+        end = run_child(trial_command("1", "1"), limit, environment)
         if end.code == 0 and not end.timed_out:
             return ok("MPI starts")
         return failure(

@@ -233,7 +233,7 @@ def all_ranks_group(comm: MPI.Intracomm | None = None, stall_seconds: float = ST
     if comm is not None:
         require_communicator(comm)
     elif not is_child() and detect_launch(os.environ) is not None:
-        from hybridnn.comm.launch_check import require_complete_launch
+        from hybridnn.comm.launcher import require_complete_launch
 
         require_complete_launch()
     ranks = comm if comm is not None else import_mpi().COMM_WORLD

@@ -1,12 +1,12 @@
-"""Figures of finished runs: measured and predicted cost, the limiting factor, and speed-ups of several runs."""
+"""Figures of a finished run: measured and predicted cost, and the limiting factor."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from math import isfinite, isnan, nan
+from math import isfinite, nan
 from statistics import fmean, mean, median
-from typing import Literal
+from typing import Any, Literal
 
 from hybridnn.pipeline.checks.simulated_schedule import schedule_bubble, split_idle
 from hybridnn.runs.run_files import RunRecord
@@ -22,9 +22,6 @@ half a millisecond, the time that Python needs for the calls of a step."""
 
 FLOPS_PER_WEIGHT = 6
 """Of a sample in a step: a multiplication and an addition in the forward pass and in each half of the backward pass."""
-
-MOST_EFFICIENCY = 1.2
-"""Parallel efficiency above which a speed-up is doubtful. Larger caches give a few percent more than the ranks."""
 
 LAYOUT_OF_DATA = frozenset({"data.distribution", "data.inputs", "data.name", "data.file", "model.hidden"})
 """Settings of data and model that change no result, or that the header of a run has in another form."""
@@ -85,15 +82,6 @@ def mean_shares(shares: Sequence[TimeShares]) -> TimeShares:
             yield None if None in found else fmean(found)
 
     return TimeShares(*means())  # type: ignore[arg-type]  # communicate is never missing
-
-
-def karp_flatt_fraction(speed_up: float, ranks: float) -> float | None:
-    """Return the serial fraction ``(1/S - 1/p) / (1 - 1/p)`` of speed-up S on p times the ranks; None where p is 1.
-
-    It is the part that cannot be parallel in Amdahl's law. Where it grows with the ranks, overhead of the parallel run
-    limits the speed-up rather than a serial part (Karp and Flatt 1990, Measuring parallel processor performance).
-    """
-    return (1 / speed_up - 1 / ranks) / (1 - 1 / ranks) if ranks > 1 else None
 
 
 @dataclass(frozen=True)
@@ -289,78 +277,7 @@ def _time_shares(run: RunRecord) -> TimeShares:
     return TimeShares(communicate, bubble, wait, overhead, fmean(most) / seconds if most else None)
 
 
-@dataclass(frozen=True)
-class ScalingRow:
-    """A run compared with the base, the run of the fewest ranks, by seconds per epoch.
-
-    `efficiency` is the speed-up over the ratio of the ranks; `predicted_speed_up` is None unless both runs have a
-    prediction.
-    """
-
-    figures: RunFigures
-    speed_up: float
-    efficiency: float
-    predicted_speed_up: float | None
-
-
-@dataclass(frozen=True)
-class ScalingGroup:
-    """Runs of the same work and training: by ranks, then by seconds per epoch, and those without times last."""
-
-    rows: tuple[ScalingRow, ...]
-
-    @property
-    def base(self) -> RunFigures:
-        """The first run."""
-        return self.rows[0].figures
-
-    @property
-    def warnings(self) -> list[str]:
-        """Sentences on doubtful speed-ups and predictions."""
-        runs = [row.figures for row in self.rows]
-        found = [
-            efficiency_warning(f"{row.figures.ranks} ranks, {row.figures.grid}", row.efficiency) for row in self.rows
-        ]
-        doubts = dict.fromkeys(run.prediction_doubt for run in runs)
-        return [text for text in (threads_warning(runs), *found, *doubts) if text]
-
-
-def efficiency_warning(what: str, efficiency: float) -> str:
-    """Return the sentence on a parallel efficiency above `MOST_EFFICIENCY`; empty for any other."""
-    if not efficiency > MOST_EFFICIENCY:  # NaN is not
-        return ""
-    causes = "the run it is compared with was slowed down by other work, or had other threads"
-    return f"{what}: efficiency {efficiency:.0%}, more than ranks alone can give; perhaps {causes}"
-
-
-def threads_warning(runs: Sequence[RunFigures]) -> str:
-    """Return the sentence on runs that differ in threads per rank; empty where they do not."""
-    threads = sorted({run.threads_per_rank for run in runs})
-    if len(threads) < 2:
-        return ""
-    numbers = ", ".join(map(str, threads))
-    return f"the runs differ in BLAS threads per rank ({numbers}): speed-ups compare different numbers of cores"
-
-
-def compare_runs(runs: Sequence[RunFigures]) -> list[ScalingGroup]:
-    """Group runs of equal `conditions`, and compare within each group."""
-    groups: dict[tuple[tuple[str, str], ...], list[RunFigures]] = {}
-    for run in runs:
-        groups.setdefault(tuple(sorted(run.conditions.items())), []).append(run)
-    for group in groups.values():
-        group.sort(key=lambda run: (isnan(run.seconds_per_epoch), run.ranks, run.seconds_per_epoch))
-    return [ScalingGroup(tuple(_compare(run, group[0]) for run in group)) for group in groups.values()]
-
-
-def distinguishing_conditions(runs: Sequence[RunFigures]) -> list[dict[str, str]]:
-    """The conditions in which the runs differ, for each run."""
-    names = dict.fromkeys(name for run in runs for name in run.conditions)
-    differing = [name for name in names if len({run.conditions.get(name) for run in runs}) > 1]
-    return [{name: run.conditions[name] for name in differing if name in run.conditions} for run in runs]
-
-
-def _compare(run: RunFigures, base: RunFigures) -> ScalingRow:
-    speed_up = base.seconds_per_epoch / run.seconds_per_epoch
-    predicted, predicted_base = run.predicted_seconds_per_epoch, base.predicted_seconds_per_epoch
-    predicted_speed_up = predicted_base / predicted if predicted and predicted_base else None
-    return ScalingRow(run, speed_up, speed_up * base.ranks / run.ranks, predicted_speed_up)
+def differing(values: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The names, such as those of settings, whose values are not the same everywhere."""
+    names = dict.fromkeys(name for one in values for name in one)
+    return [name for name in names if any(one.get(name) != values[0].get(name) for one in values)]

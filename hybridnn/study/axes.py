@@ -8,7 +8,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
-from hybridnn.comm.placement import BINDINGS
+from hybridnn.comm.launcher import BINDINGS
 from hybridnn.errors import SettingError
 from hybridnn.study.layouts import (
     NAMED_GRIDS,

@@ -11,8 +11,7 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from hybridnn.comm.launcher import ANYWHERE
-from hybridnn.comm.placement import Placement
+from hybridnn.comm.launcher import ANYWHERE, Placement
 from hybridnn.config.settings import Settings, settings_from, with_stages
 from hybridnn.errors import GridError, HybridnnError, SettingError
 from hybridnn.pipeline.schedules.methods import METHODS, too_few_stages

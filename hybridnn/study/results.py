@@ -31,12 +31,16 @@ FOLDER = "folder"  # label of the axis by which the cells of several folders dif
 
 @dataclass(frozen=True)
 class CellResult:
-    """A cell that finished or diverged, with the values of its axes by label."""
+    """A cell that finished or diverged, with the values of its axes by label.
+
+    `is_timed` is whether it has times; one rank alone in a study of ranks in one process counts as the others do.
+    """
 
     id: str
     values: dict[str, Any]
     run: RunRecord
     figures: RunFigures
+    is_timed: bool
     is_disturbed: bool = False  # whether processes of others disturbed its times, in a study that compares them
 
     @property
@@ -48,11 +52,6 @@ class CellResult:
     def diverged(self) -> bool:
         """Whether the loss or the weights became infinite or NaN."""
         return self.run.diverged is not None
-
-    @property
-    def is_timed(self) -> bool:
-        """Whether it has times; one rank alone in a study of ranks in one process counts as the others do."""
-        return not self.run.untimed and not self.run.header.in_process
 
 
 @dataclass(frozen=True)
@@ -264,7 +263,9 @@ def _read_folder(folder: Path, name: str) -> StudyResults:
             continue
         run = read_run(study.cell(cell.id))
         is_disturbed = manifest.compares == "times" and run.disturbance > MOST_DISTURBANCE
-        cells.append(CellResult(prefix + cell.id, planned[-1].values, run, figures_of(run), is_disturbed))
+        is_timed = not run.untimed and not run.header.in_process
+        values = planned[-1].values
+        cells.append(CellResult(prefix + cell.id, values, run, figures_of(run), is_timed, is_disturbed))
         ended.append((study.cell(cell.id) / HISTORY).stat().st_mtime)
     days = [f"{datetime.fromtimestamp(seconds):%Y-%m-%d}" for seconds in sorted(ended)[:: max(1, len(ended) - 1)]]
     manifest = replace(manifest, cells=tuple(planned))

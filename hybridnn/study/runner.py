@@ -21,7 +21,7 @@ from types import FrameType
 from typing import Literal
 
 from hybridnn.comm.hosts import MOST_DISTURBANCE, disturbance_text
-from hybridnn.comm.launcher import dead_ranks
+from hybridnn.comm.launcher import ANYWHERE, RankCommand, rank_command
 from hybridnn.comm.threads import THREAD_VARIABLES
 from hybridnn.cost import MACHINE_VARIABLE
 from hybridnn.cost.machine_file import read_machine
@@ -29,7 +29,6 @@ from hybridnn.errors import INTERRUPTED, DataError, EnvironmentProblem, SettingE
 from hybridnn.runs.lock import FolderInUse
 from hybridnn.runs.run_files import disturbance_in, run_status
 from hybridnn.study.cells import Cell, CellPlan, make_cells
-from hybridnn.study.rank_command import RankCommand, in_process_command, rank_command
 from hybridnn.study.study_file import Study
 from hybridnn.study.study_folder import ENDED, SETTINGS, Failure, StudyFolder
 from hybridnn.utils.files import read_tail
@@ -45,6 +44,14 @@ TWICE_SECONDS = 1.0  # interval within which a repeated signal is ignored: a bat
 STDOUT, STDERR = "stdout.log", "stderr.log"
 ERROR_LINE = re.compile(r"Error\b|[A-Za-z_.]*(Error|Exception|Interrupt|Problem)\b.*:")
 """An error line of the program or of Python, unlike the messages that launchers write after it."""
+
+DEATHS = (
+    r"process rank \d+ with PID \d+ on node \S+ exited on signal \d+( \([^)]*\))?".replace(" ", r"\s+"),  # Open MPI
+    r"EXIT STRING: .*signal \d+\)",  # MPICH
+    r"\berror: .*(Killed|[Oo][Oo][Mm].?[Kk]ill|Segmentation fault|Aborted).*",  # Slurm
+    r"rank \d+ \(.*\) is gone: [^;=\n]*",  # the program's own, of a rank of its node
+)
+"""Messages about the death of a rank, the most informative first. Open MPI breaks its message over lines."""
 
 Signals = list[KeyboardInterrupt]
 """Signals received so far, in order: `_Warned` for SIGUSR1."""
@@ -95,7 +102,7 @@ class StudyRun:
     plan: CellPlan
     chosen: tuple[Cell, ...]
     folder: StudyFolder
-    launcher: RankCommand
+    launcher: RankCommand | None  # None of ranks in one process that no launcher starts
 
     def command(self, cell: Cell, train: TrainCommand = train_command) -> list[str]:
         """Return the command that runs a cell, or resumes it where the study resumes cells.
@@ -110,7 +117,13 @@ class StudyRun:
         settings = [f"{name}={value}" for name, value in variables.items()]
         resume = ["--resume", "auto"] if self.resumes else []
         program = ["env", *settings, *train(folder / SETTINGS, folder), *resume]
-        return self.launcher(cell.ranks, program, cell.placement)
+        ranks, placement = cell.ranks, cell.placement
+        if self.study.keys.in_process:
+            if not placement.is_free:
+                raise SettingError("in_process", True, "ranks of one process cannot be placed on nodes and cores")
+            program += ["--in-process", str(ranks)]
+            ranks, placement = 1, ANYWHERE
+        return program if self.launcher is None else self.launcher(ranks, program, placement)
 
     @property
     def resumes(self) -> bool:
@@ -149,9 +162,10 @@ def plan_study(
     cells.check(study, plan)
     if study.keys.machine is not None:
         read_machine(study.keys.machine)
-    if study.keys.in_process:
-        return StudyRun(study, plan, chosen, cells, in_process_command(launcher))
-    return StudyRun(study, plan, chosen, cells, rank_command(launcher, max(cell.ranks for cell in chosen)))
+    in_process = study.keys.in_process
+    most_ranks = 1 if in_process else max(cell.ranks for cell in chosen)
+    command = None if in_process and launcher is None else rank_command(launcher, most_ranks)
+    return StudyRun(study, plan, chosen, cells, command)
 
 
 def run_study(
@@ -324,7 +338,8 @@ def error_line(folder: Path) -> str:
     text = read_tail(folder / STDERR).decode(errors="replace")
     lines = [line.strip() for line in text.splitlines() if re.search(r"\w", line)]
     errors = [line for line in lines if ERROR_LINE.match(line)]
-    return (errors[-1:] or dead_ranks(text) or lines[-1:] or ["it printed no error"])[0]
+    deaths = [" ".join(found[0].split()) for pattern in DEATHS if (found := re.search(pattern, text))]
+    return (errors[-1:] or deaths or lines[-1:] or ["it printed no error"])[0]
 
 
 def run_process(

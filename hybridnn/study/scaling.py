@@ -1,18 +1,23 @@
-"""Scaling of a study: points compared with their base, lines of strong and weak scaling, maps of grids, warnings."""
+"""Scaling of runs and studies: points compared with their base, lines of strong and weak scaling, grids, warnings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hybridnn.comm.hosts import MOST_DISTURBANCE
 from hybridnn.cost.prediction.times import parts_of_efficiency
-from hybridnn.runs.quantities import efficiency_warning, karp_flatt_fraction, threads_warning
+from hybridnn.runs.quantities import RunFigures, figures_of
+from hybridnn.runs.run_files import RunRecord
 from hybridnn.study.axes import has_values
 from hybridnn.study.hardware import crowding_warnings, hardware_warnings, prediction_warnings
-from hybridnn.study.results import Key, StudyPoint, StudyResults, point_name
+from hybridnn.study.results import CellResult, Key, StudyPoint, StudyResults, point_name
 from hybridnn.study.statistics import Estimate, ratio_of_medians
 from hybridnn.utils.text import counted
+
+MOST_EFFICIENCY = 1.2
+"""Parallel efficiency above which a speed-up is doubtful. Larger caches give a few percent more than the ranks."""
 
 LAYOUT = frozenset({"ranks", "nodes", "grid", "method"})
 WORK = frozenset({"batch", "batch-per-rank", "samples-per-rank", "training.batch_size", "data.rows"})
@@ -27,7 +32,8 @@ class Comparison:
     efficiency is the speed-up over the ratio of the ranks; in weak scaling, where the samples of an epoch or of a
     minibatch grow with the ranks, these are seconds of the base over seconds, per epoch or per step. `serial_fraction`
     is that of Karp and Flatt, None unless the same work runs on more ranks than that of the base. `parts` are those of
-    the ranks' time (`parts_of_efficiency`), None without the records of the steps.
+    the ranks' time (`parts_of_efficiency`), None without the records of the steps. `predicted_speed_up` is None unless
+    both points have a prediction.
     """
 
     base: StudyPoint
@@ -35,6 +41,16 @@ class Comparison:
     efficiency: Estimate
     serial_fraction: float | None
     parts: dict[str, float] | None
+    predicted_speed_up: float | None
+
+
+def karp_flatt_fraction(speed_up: float, ranks: float) -> float | None:
+    """Return the serial fraction ``(1/S - 1/p) / (1 - 1/p)`` of speed-up S on p times the ranks; None where p is 1.
+
+    It is the part that cannot be parallel in Amdahl's law. Where it grows with the ranks, overhead of the parallel run
+    limits the speed-up rather than a serial part (Karp and Flatt 1990, Measuring parallel processor performance).
+    """
+    return (1 / speed_up - 1 / ranks) / (1 - 1 / ranks) if ranks > 1 else None
 
 
 def compare_points(results: StudyResults) -> dict[str, Comparison]:
@@ -76,19 +92,69 @@ def _compare(point: StudyPoint, base: StudyPoint) -> Comparison:
     parts = None
     if point.shares.overhead is not None and base.shares.overhead is not None:
         parts = parts_of_efficiency(_seconds_of_parts(point), _seconds_of_parts(base))
-    if point is base:
-        return Comparison(base, Estimate(1.0), Estimate(1.0), None, parts)
     samples = point.first.train_samples / base.first.train_samples
+    predicted, of_base = point.predicted_seconds_per_epoch, base.predicted_seconds_per_epoch
+    predicted_speed_up = samples * of_base / predicted if predicted and of_base else None
+    if point is base and point.is_timed:
+        return Comparison(base, Estimate(1.0), Estimate(1.0), None, parts, predicted_speed_up)
     speed_up = ratio_of_medians(base.epoch_times, point.epoch_times).scaled(samples)
     is_same_work = _work(point) == _work(base)
     serial = karp_flatt_fraction(speed_up.value, ranks) if is_same_work else None
-    return Comparison(base, speed_up, speed_up.scaled(1 / ranks), serial, parts)
+    return Comparison(base, speed_up, speed_up.scaled(1 / ranks), serial, parts, predicted_speed_up)
 
 
 def _seconds_of_parts(point: StudyPoint) -> dict[str, float]:
     """Seconds of all ranks per training sample, by part."""
     seconds = point.seconds_per_epoch.value * point.first.ranks / point.first.train_samples
     return {name: share * seconds for name, share in point.shares.parts.items()}
+
+
+@dataclass(frozen=True)
+class ScalingGroup:
+    """Runs of the same work and training, as points: by ranks, then by seconds, and those without times last."""
+
+    points: tuple[StudyPoint, ...]
+
+    @property
+    def base(self) -> StudyPoint:
+        """The first point."""
+        return self.points[0]
+
+    @property
+    def comparisons(self) -> list[Comparison]:
+        """The points compared with the base."""
+        return [_compare(point, self.base) for point in self.points]
+
+    @property
+    def warnings(self) -> list[str]:
+        """Sentences on doubtful speed-ups and predictions."""
+        runs = [cell.figures for point in self.points for cell in point.cells]
+        found = [
+            efficiency_warning(f"{point.first.ranks} ranks, {point.first.grid}", comparison.efficiency.value)
+            for point, comparison in zip(self.points, self.comparisons, strict=True)
+        ]
+        doubts = dict.fromkeys(run.prediction_doubt for run in runs)
+        return [text for text in (threads_warning(runs), *found, *doubts) if text]
+
+
+def group_runs(runs: Sequence[RunRecord]) -> list[ScalingGroup]:
+    """Group runs of equal `RunFigures.conditions`, whose speeds can be compared.
+
+    Runs that differ in nothing but the seed are repeats, and one point.
+    """
+    groups: defaultdict[str, defaultdict[str, list[CellResult]]] = defaultdict(lambda: defaultdict(list))
+    for run in runs:
+        figures, header = figures_of(run), run.header
+        settings = run.settings.model_dump(exclude={"output": True, "training": {"seed"}})
+        layout = header.ranks, header.nodes, header.threads_per_rank, header.layout, header.transport
+        cell = CellResult(figures.folder, dict(figures.conditions), run, figures, is_timed=not run.untimed)
+        groups[str(sorted(figures.conditions.items()))][str((layout, settings))].append(cell)
+
+    def rank(point: StudyPoint) -> tuple[bool, int, float]:
+        return not point.is_timed, point.first.ranks, point.seconds_per_epoch.value
+
+    points = ((StudyPoint(cells[0].values, tuple(cells)) for cells in group.values()) for group in groups.values())
+    return [ScalingGroup(tuple(sorted(group, key=rank))) for group in points]
 
 
 def baseline_text(results: StudyResults) -> str:
@@ -300,6 +366,23 @@ def grid_maps(results: StudyResults) -> dict[str, dict[tuple[int, int], float]]:
             pipeline = points[0].grid[0]
             maps[name + f", {pipeline} stages" * (pipeline > 1)] = seconds
     return maps
+
+
+def efficiency_warning(what: str, efficiency: float) -> str:
+    """Return the sentence on a parallel efficiency above `MOST_EFFICIENCY`; empty for any other."""
+    if not efficiency > MOST_EFFICIENCY:  # NaN is not
+        return ""
+    causes = "the run it is compared with was slowed down by other work, or had other threads"
+    return f"{what}: efficiency {efficiency:.0%}, more than ranks alone can give; perhaps {causes}"
+
+
+def threads_warning(runs: Sequence[RunFigures]) -> str:
+    """Return the sentence on runs that differ in threads per rank; empty where they do not."""
+    threads = sorted({run.threads_per_rank for run in runs})
+    if len(threads) < 2:
+        return ""
+    numbers = ", ".join(map(str, threads))
+    return f"the runs differ in BLAS threads per rank ({numbers}): speed-ups compare different numbers of cores"
 
 
 def warnings_of(results: StudyResults) -> list[str]:

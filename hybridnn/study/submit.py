@@ -13,8 +13,7 @@ from itertools import count, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hybridnn.comm.launcher import ANYWHERE
-from hybridnn.comm.placement import Placement
+from hybridnn.comm.launcher import ANYWHERE, Placement
 from hybridnn.cost.machine_file import read_machine
 from hybridnn.data import dataset_info, is_fetched
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError

@@ -121,11 +121,15 @@ def test_a_lack_of_memory_is_one_line(run_hybridnn: Run, monkeypatch: pytest.Mon
     assert error_line(run_hybridnn("data", "list")) == expected
 
 
+def test_the_command_that_left_names_the_one_to_use(run_hybridnn: Run) -> None:
+    assert "use hybridnn report RUN RUN" in error_line(run_hybridnn("compare", "a", "b"))
+
+
 @pytest.mark.parametrize(
     "command",
     [
         ["evaluate", "~/none"],
-        ["compare", "~/none", "~/other"],
+        ["report", "~/none", "~/other"],
         ["train", "~/none.toml"],
         ["train", "--out=~/file/none"],
         ["train", "--resume=~/none"],

@@ -489,7 +489,7 @@ def test_trains_on_everything(run_hybridnn: Run, people: pd.DataFrame) -> None:
     found = json.loads(run_hybridnn("evaluate", "run", "--format", "json")[1])
     assert (found["part"], found["samples"]) == ("all", PEOPLE)
     assert "no test part" in error_line(run_hybridnn("evaluate", "run", "--part", "test"))
-    for command in (("compare", "run", "run"), ("report", "run")):
+    for command in (("report", "run", "run"), ("report", "run")):
         assert run_hybridnn(*command)[0] == 0
     train_on_people(run_hybridnn, *everything, "--in-process", "2", "--set", "data.distribution=scatter", out="two")
     assert_same_weights("two", "run", 1e-10)

@@ -160,7 +160,7 @@ def test_r2_of_one_sample_steers_nothing(run_hybridnn: Run, part: str) -> None:
     assert (code, [record["validation_r2"] for record in records_of("run", "epoch")]) == (0, [None] * 5)
     assert err.splitlines()[-1].startswith(f"Warning: four.csv: the {part} data are a single sample, of which there is")
     assert not Path("run/best-weights.npz").exists()
-    for command in (("compare", "run", "run"), ("evaluate", "run"), ("report", "run")):
+    for command in (("report", "run", "run"), ("evaluate", "run"), ("report", "run")):
         assert "accuracy" not in run_hybridnn(*command)[1]
 
 

@@ -246,7 +246,11 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Start:
     def replaced(program: str, command: list[str], environment: dict[str, str]) -> None:
         raise Started(command, environment)
 
+    def run_as_child(command: list[str], environment: dict[str, str], signals: object) -> None:
+        raise Started(command, environment)
+
     monkeypatch.setattr(os, "execvpe", replaced)
+    monkeypatch.setattr(ranks, "_run_and_forward", run_as_child)
     monkeypatch.setattr(RankLauncher, "ends_ranks_on_signals", lambda launcher, environment: False)
 
     def run(*arguments: str) -> tuple[list[str], dict[str, str]]:
@@ -269,11 +273,6 @@ def test_every_command_shows_what_its_ranks_write_on_a_terminal(
     (tmp_path / "none.py").touch()
     name, *arguments = command.split()
     monkeypatch.setattr(ranks, "columns_of_terminal", lambda stream: 77)
-
-    def run(command: list[str], environment: dict[str, str], signals: object) -> None:
-        raise Started(command, environment)
-
-    monkeypatch.setattr(ranks, "_run_and_forward", run)
     environment = started(name, "-n", "2", *arguments)[1]
     assert (environment["COLUMNS"], environment["TTY_COMPATIBLE"]) == ("77", "1")
 
@@ -303,7 +302,7 @@ def test_the_shell_of_a_slurm_step_is_no_rank(started: Start, monkeypatch: pytes
 
 def test_modules_run_as_scripts_do(started: Start, tmp_path: Path) -> None:
     (tmp_path / "mine.py").touch()  # in the working folder; the other is installed
-    for module in ("mine", "hybridnn.comm.launch_check"):
+    for module in ("mine", "hybridnn.comm.launcher"):
         command, _ = started("run", "-n", "2", "-m", module, "-m", "x")
         assert command[3:] == [sys.executable, "-m", module, "-m", "x"]
 
@@ -375,7 +374,6 @@ def test_a_launcher_that_waits_for_a_host_is_ended_unless_it_answers_again(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.usefixtures("open_mpi")
 @pytest.mark.parametrize("options", [(), ("-n", "2")])
 def test_a_training_whose_output_nothing_reads_any_more_saves(tmp_path: Path, options: tuple[str, ...]) -> None:
     """As behind ``head -1``."""

@@ -95,7 +95,7 @@ def test_mpirun_starts_the_ranks_where_srun_cannot(cluster: Cluster, tmp_path: P
 
 def test_mpich_ranks_train(cluster: Cluster, mpich: Mpich, tmp_path: Path, alone: Path) -> None:
     """Under ``srun``, which the batch script finds; MPICH's ``mpirun`` in a job starts its ranks on all nodes."""
-    check = [mpich.mpirun, "-n", "4", sys.executable, "-m", "hybridnn.comm.launch_check", "4", "2"]
+    check = [mpich.mpirun, "-n", "4", sys.executable, "-m", "hybridnn.comm.launcher", "4", "2"]
     usual = dict(cluster.environment)
     cluster.environment |= mpich.environment
     try:

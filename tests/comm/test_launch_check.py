@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hybridnn.comm import launch_check, mpi
-from hybridnn.comm.launch_check import launch_problem
+from hybridnn.comm import launcher, mpi
+from hybridnn.comm.launcher import launch_problem
 from hybridnn.comm.mpi import RANK_PROCESS, detect_launch, is_child, srun_option
 from mpi_runner.launch import run_job, run_mpi
 
@@ -85,14 +85,14 @@ def test_innermost_launcher_counts() -> None:
 
 @pytest.mark.mpi(ranks=[2])
 def test_a_launcher_can_be_tried(comm: MPI.Intracomm, capfd: pytest.CaptureFixture[str]) -> None:
-    assert launch_check._main(["2", "1"]) == 0
-    assert launch_check._main(["3", "1"]) == 2
+    assert launcher._main(["2", "1"]) == 0
+    assert launcher._main(["3", "1"]) == 2
     printed = "MPI sees 2 ranks on 1 nodes, not 3 on 1\n" if comm.rank == 0 else ""
     assert capfd.readouterr().err == printed
 
 
 def test_process_that_mpi_leaves_alone_is_refused() -> None:
-    program = "from hybridnn.comm.launch_check import require_complete_launch; require_complete_launch()"
+    program = "from hybridnn.comm.launcher import require_complete_launch; require_complete_launch()"
     step = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}
     wrong = run_job([sys.executable, "-c", program], env=step)
     assert wrong.returncode != 0
@@ -145,8 +145,8 @@ def test_what_a_rank_starts_is_its_child_unless_a_launcher_starts_it(
 
 def test_the_connection_to_mpichs_launcher_tells_its_ranks_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """A nested mpiexec gives its rank the same variables, with another socket."""
-    (ours, launcher), (other, nested) = socket.socketpair(), socket.socketpair()
-    with ours, launcher, other, nested:
+    (ours, starter), (other, nested) = socket.socketpair(), socket.socketpair()
+    with ours, starter, other, nested:
         describe(monkeypatch, os.getppid(), {"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_FD": str(ours.fileno())})
         assert is_child(), "forked: the same socket"
         monkeypatch.setenv("PMI_FD", str(other.fileno()))

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from hybridnn.comm import launcher
-from hybridnn.comm.launcher import RankLauncher
+from hybridnn.comm.launcher import Placement, RankLauncher, candidates, mpirun_options, srun_options
 from hybridnn.comm.open_mpi import set_rank_settings
-from hybridnn.comm.placement import Placement, mpirun_options, srun_options
 from hybridnn.errors import EnvironmentProblem, SettingError
 
 OPEN_MPI, MPICH = "Open MPI v5.0.11", "MPICH Version: 5.0.2"
@@ -110,6 +109,25 @@ def test_in_a_slurm_job_without_the_plugin_mpirun_is_used(site: Site, tmp_path: 
     assert RankLauncher.find(job).prefix == mpirun
     (tmp_path / "path" / "srun").unlink()
     assert RankLauncher.find(job).prefix == mpirun
+
+
+@pytest.mark.parametrize(
+    ("plugins", "programs", "expected"),
+    [
+        (
+            "MPI plugin types are...\n\tpmix\n\tnone\n\tcray_shasta\n\tpmi2\nspecific pmix versions available: pmix_v4",
+            ["srun", "mpirun"],
+            ["srun -n", "srun --mpi=pmix -n", "srun --mpi=pmi2 -n", "mpirun --bind-to none -n"],
+        ),
+        ("none pmi2", ["srun"], ["srun -n", "srun --mpi=pmi2 -n"]),
+        ("specific pmix plugin versions available: pmix_v4", ["srun"], ["srun -n", "srun --mpi=pmix -n"]),
+        ("", ["mpirun"], ["mpirun --bind-to none -n"]),
+        ("", [], []),
+    ],
+)
+def test_only_available_launchers_are_tried(site: Site, plugins: str, programs: list[str], expected: list[str]) -> None:
+    environment = site(OPEN_MPI, **dict.fromkeys(programs, plugins))
+    assert [" ".join(launcher.prefix) for launcher in candidates(environment)] == expected
 
 
 def test_srun_fills_one_node_before_the_next() -> None:

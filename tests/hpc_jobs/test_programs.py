@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from hybridnn.batch_jobs import NOTICE_SECONDS, candidates, find_launcher, find_lost_node
+from hybridnn.batch_jobs import NOTICE_SECONDS, find_lost_node
 from hybridnn.utils.processes import ChildResult
 from mpi_runner.slowness import deadline, wait_until
 
@@ -59,9 +59,6 @@ def test_signals_of_the_parent_alone_are_forwarded_once(tmp_path: Path) -> None:
 
 # -- launchers ---------------------------------------------------------------------------------------------------------
 
-LIST = (
-    "MPI plugin types are...\n\tpmix\n\tnone\n\tcray_shasta\n\tpmi2\nspecific pmix plugin versions available: pmix_v4"
-)
 FAKE_SRUN = """#!/bin/sh
 case "$1" in
   --mpi=list) echo "MPI plugin types are... none pmi2 pmix" >&2 ;;
@@ -76,32 +73,6 @@ def test_the_process_that_forwards_signals_has_one_thread() -> None:
     program = "import os; from hybridnn.batch_jobs import run_step; print(len(os.listdir('/proc/self/task')))"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ended.stdout == "1\n"
-
-
-@pytest.mark.parametrize(
-    ("plugins", "programs", "expected"),
-    [
-        (LIST, ["srun", "mpirun"], ["srun -n", "srun --mpi=pmix -n", "srun --mpi=pmi2 -n", "mpirun --bind-to none -n"]),
-        ("none pmi2", ["srun"], ["srun -n", "srun --mpi=pmi2 -n"]),
-        ("specific pmix plugin versions available: pmix_v4", ["srun"], ["srun -n", "srun --mpi=pmix -n"]),
-        ("", ["mpirun"], ["mpirun --bind-to none -n"]),
-        ("", [], []),
-    ],
-)
-def test_only_available_launchers_are_tried(plugins: str, programs: list[str], expected: list[str]) -> None:
-    assert [" ".join(launcher) for launcher in candidates(plugins, programs)] == expected
-
-
-def test_first_working_launcher_is_used() -> None:
-    tried: list[str] = []
-
-    def attempt(launcher: Sequence[str]) -> str | None:
-        tried.append(launcher[0])
-        return None if launcher[0] == "b" else f"{launcher[0]} does not work"
-
-    found, failures = find_launcher(iter([("a", "-n"), ("b", "-n"), ("c", "-n")]), attempt)
-    assert (found, failures, tried) == (("b", "-n"), ["a: a does not work"], ["a", "b"])
-    assert find_launcher(iter([("a", "-x", "-n")]), attempt) == (None, ["a -x: a does not work"])
 
 
 def test_the_package_prints_the_folder_of_the_batch_scripts(tmp_path: Path) -> None:
@@ -131,7 +102,7 @@ def test_launcher_is_printed_to_stdout_and_failures_to_stderr(tmp_path: Path) ->
     assert (result.returncode, result.stdout) == (0, "srun --mpi=pmi2 -n\n")
     assert "launcher: not srun --mpi=pmix: MPI sees 1 ranks on 1 nodes, not 4 on 2\n" in result.stderr
     (call,) = (tmp_path / "calls").read_text().splitlines()
-    assert call == f"--mpi=pmi2 -n 4 {sys.executable} -m hybridnn.comm.launch_check 4 2"
+    assert call == f"--mpi=pmi2 -n 4 {sys.executable} -m hybridnn.comm.launcher 4 2"
 
 
 def test_no_working_launcher_is_an_error(tmp_path: Path) -> None:

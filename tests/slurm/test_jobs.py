@@ -240,7 +240,7 @@ OWN_RANKS = """#!/bin/bash
 #SBATCH --job-name=own-ranks
 set -e
 {python} -m hybridnn train config.toml -n 4 --out run --epochs 1
-{python} -m hybridnn run -n 2 -m hybridnn.comm.launch_check 2 1
+{python} -m hybridnn run -n 2 -m hybridnn.comm.launcher 2 1
 """
 
 

@@ -12,11 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from hybridnn.comm.launcher import ANYWHERE
-from hybridnn.comm.placement import Placement
+from hybridnn.comm.launcher import ANYWHERE, Placement, rank_command
 from hybridnn.config.settings import load_settings
 from hybridnn.errors import SettingError
-from hybridnn.study.rank_command import rank_command
 from hybridnn.study.runner import error_line, run_process, train_command
 
 pytestmark = pytest.mark.timeout(600)
@@ -68,7 +66,7 @@ def test_launcher_fills_one_node_before_the_next(monkeypatch: pytest.MonkeyPatch
     command = rank_command("env -N{nodes} {ranks}", 8)
     commands = [command(ranks, [], ANYWHERE)[1:] for ranks in (1, 3, 4, 7)]
     assert commands == [["-N1", "1"], ["-N1", "3"], ["-N2", "4"], ["-N3", "7"]]
-    for per_node in ("", "many"):
+    for per_node in ("", "many", "0"):
         monkeypatch.setenv("SLURM_NTASKS_PER_NODE", per_node)
         with pytest.raises(SettingError, match=r"--launcher = .*\{nodes\} needs a Slurm job"):
             command(8, [], ANYWHERE)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridnn.comm.placement import Placement
+from hybridnn.comm.launcher import Placement
 from hybridnn.config.settings import ParallelSettings, TrainingSettings
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.schedules.methods import METHODS

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from hybridnn.drawing.figures import figure_bytes
+from hybridnn.runs.quantities import differing
+from hybridnn.runs.run_files import RunRecord, read_run
 from hybridnn.study.curve_plots import curves_of
 from hybridnn.study.report_files import breakdown_rows, point_rows
 from hybridnn.study.report_plots import breakdowns_of, draw_plots
@@ -16,12 +18,14 @@ from hybridnn.study.scaling import (
     baseline_text,
     compare_points,
     grid_maps,
+    group_runs,
+    karp_flatt_fraction,
     strong_lines,
     warnings_of,
     weak_lines,
 )
 from hybridnn.study.statistics import Estimate, MeanDeviation
-from reference.finished_runs import made_study, measured_line, strong_study
+from reference.finished_runs import made_study, measured_line, prediction_line, strong_study, write_run
 
 
 def _speed_ups(results: StudyResults) -> dict[str, tuple[float, str]]:
@@ -309,3 +313,87 @@ def test_breakdown_has_a_bar_for_every_family_and_number_of_ranks(tmp_path: Path
     assert "breakdown" in draw_plots(results)
     (axes,) = draw_plots(results)["breakdown"][1].axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("ranks, layout", "share of the ranks' time")
+
+
+# -- runs outside of a study -------------------------------------------------------------------------------------------
+
+
+def test_karp_flatt_fraction_inverts_amdahls_law() -> None:
+    for serial, ranks in ((0.0, 4), (0.1, 2), (1.0, 3)):
+        assert karp_flatt_fraction(1 / (serial + (1 - serial) / ranks), ranks) == pytest.approx(serial)
+    assert karp_flatt_fraction(1.0, 1) is None
+    assert karp_flatt_fraction(0.5, 2) == 3.0  # two ranks take twice as long
+    assert karp_flatt_fraction(4.0, 2) == pytest.approx(-0.5)  # faster than the ranks allow
+
+
+def _run(folder: Path, ranks: int, seconds: float, predicted: float | None = None, **options: Any) -> RunRecord:
+    lines = [] if predicted is None else [prediction_line(predicted / 10)]
+    return read_run(write_run(folder, ranks=ranks, seconds=[seconds], lines=lines, **options))
+
+
+def _folders(runs: list[RunRecord]) -> list[list[str]]:
+    """Names of the folders of the base runs of the points, by group."""
+    return [[Path(point.first.folder).name for point in group.points] for group in group_runs(runs)]
+
+
+def test_scaling_is_against_the_fewest_ranks(tmp_path: Path) -> None:
+    runs = [_run(tmp_path / "8", 8, 3.0, 2.0), _run(tmp_path / "2", 2, 6.0, 5.0), _run(tmp_path / "4", 4, 4.0)]
+    (group,) = group_runs(runs)
+    assert _folders(runs) == [["2", "4", "8"]]
+    assert [found.speed_up for found in group.comparisons] == [Estimate(1.0), Estimate(1.5), Estimate(2.0)]
+    assert [found.efficiency.value for found in group.comparisons] == [1.0, 0.75, 0.5]
+    assert [found.predicted_speed_up for found in group.comparisons] == [1.0, None, 2.5]
+
+
+def test_runs_that_differ_in_their_seeds_are_repeats_with_an_interval(tmp_path: Path) -> None:
+    def run(name: str, ranks: int, seconds: float, seed: int, **training: Any) -> RunRecord:
+        settings = {"training": {"seed": seed, **training}}
+        return _run(tmp_path / name, ranks, seconds, settings=settings)
+
+    one = [run(f"one-{seed}", 1, seconds, seed) for seed, seconds in enumerate((4.0, 6.0, 5.0))]
+    two = [run(f"two-{seed}", 2, seconds, seed) for seed, seconds in enumerate((2.0, 2.0, 4.0))]
+    (group,) = group_runs([*two, *one, run("other", 2, 3.0, 0, checkpoint_every=2)])
+    assert [len(point.cells) for point in group.points] == [3, 3, 1]
+    assert [point.seconds_per_epoch for point in group.points] == [Estimate(5, 4, 6), Estimate(2, 2, 4), Estimate(3)]
+    found = group.comparisons[1].speed_up
+    assert (found.value, found.low, found.high) == (2.5, 1.0, 3.0)
+    assert group.comparisons[2].speed_up == Estimate(5 / 3), "another setting, of one run"
+
+
+@pytest.mark.parametrize(
+    ("options", "condition"),
+    [
+        ({"batch_size": 50}, {"training.batch_size": ("100", "50")}),
+        ({"settings": {"training": {"dtype": "float64"}}}, {"training.dtype": ("float32", "float64")}),
+        ({"settings": {"optimizer": {"name": "adam"}}}, {"optimizer.name": ("sgd", "adam")}),
+        ({"settings": {"optimizer": {"momentum": 0.5}}}, {"optimizer.momentum": ("0.9", "0.5")}),
+        ({"settings": {"model": {"activation": "tanh"}}}, {"model.activation": ("relu", "tanh")}),
+        ({"hidden": [8]}, {"model.sizes": ("(64, 64, 64, 10)", "(64, 8, 10)")}),
+        ({"samples": 10}, {"data.train_samples": ("1000", "10")}),
+    ],
+)
+def test_runs_of_other_work_or_training_are_not_compared(
+    tmp_path: Path, options: dict[str, object], condition: dict[str, tuple[str, str]]
+) -> None:
+    groups = group_runs([_run(tmp_path / "a", 1, 6.0), _run(tmp_path / "b", 2, 3.0, **options)])
+    assert [[found.speed_up.value for found in group.comparisons] for group in groups] == [[1.0], [1.0]]
+    first, second = (group.base.first.conditions for group in groups)
+    for name, values in condition.items():
+        assert name in differing([first, second])
+        assert (first[name], second.get(name)) == values
+
+
+def test_exact_methods_are_compared_and_others_with_the_same_stages_alone(tmp_path: Path) -> None:
+    def run(name: str, grid: tuple[int, int, int], method: str, **options: object) -> RunRecord:
+        return _run(tmp_path / name, grid[0] * grid[1], 6.0, grid=grid, method=method, **options)
+
+    seed = {"training": {"seed": 1, "epochs": 3}, "output": {"log_every": 7}}
+    exact = [run("a", (1, 1, 1), "sequential"), run("b", (2, 1, 1), "gpipe"), run("c", (1, 2, 1), "sequential")]
+    exact.append(run("d", (4, 1, 1), "1f1b", settings=seed))
+    stale = [
+        run("e", (2, 1, 1), "ddg"),
+        run("f", (2, 2, 1), "ddg"),
+        run("g", (3, 1, 1), "ddg"),
+        run("h", (2, 1, 1), "fr"),
+    ]
+    assert _folders(exact + stale) == [["a", "b", "c", "d"], ["e", "f"], ["g"], ["h"]]
