@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 from typer.models import ArgumentInfo
 
-from hybridnn.config.reference import EXAMPLE, Setting, keys_of, settings
+from hybridnn.config.reference import Setting, keys_of, settings
 
 __all__ = [
     "ANIMATIONS",
@@ -41,10 +41,7 @@ ANIMATIONS = {
 }
 """Pages that play a schedule of four stages, by their place in the site."""
 DOCS = Path(__file__).resolve().parent
-PAGES = (
-    *(DOCS / "reference" / f"{name}.md" for name in ("command-line", "papers", "python", "settings", "studies")),
-    DOCS / "use" / "settings.md",
-)
+PAGES = tuple(DOCS / "reference" / f"{name}.md" for name in ("command-line", "papers", "python", "settings", "studies"))
 """Pages with generated parts."""
 MARKED = re.compile(
     r"(?P<begin><!-- generated: (?P<name>[\w-]+) -->\n).*?(?P<end><!-- end of (?P=name) -->)", re.DOTALL
@@ -122,18 +119,19 @@ def _command(name: str, callback: Callable[..., None]) -> Iterator[str]:
         default = "" if parameter.default in (parameter.empty, None, False) else parameter.default
         if isinstance(info, ArgumentInfo):
             arguments.append(value if parameter.default is parameter.empty or value[0] == "[" else f"[{value}]")
-            names, value = f"`{arguments[-1]}`", ""
+            names = f"`{arguments[-1]}`"
         else:
             # In Annotated, Typer stores the first name of an option as its default.
             given = [name for name in (info.default, *(info.param_decls or ())) if isinstance(name, str)]
-            names = ", ".join(f"`{name}`" for name in given or [f"--{parameter.name.replace('_', '-')}"])
+            given = given or [f"--{parameter.name.replace('_', '-')}"]
+            names = ", ".join(f"`{name}`" for name in [*given[:-1], f"{given[-1]} {value}".strip()])
             default = "required" if parameter.default is parameter.empty else default
-        cells = [names, value, str(getattr(default, "value", default)), info.help]
-        rows.append(f"| {' | '.join(map(_words, cells))} |")
+        shown = str(getattr(default, "value", default))
+        rows.append(f"| {_words(names)} | {_words(info.help)}{f' [{_words(shown)}]' if shown else ''} |")
     yield f"## {name}\n\n{_words((inspect.getdoc(callback) or '').partition(chr(10) * 2)[0])}"
     yield f"```text\n{' '.join([name, '[OPTIONS]', *arguments])}\n```"
     if rows:
-        yield "| argument or option | value | default | description |\n|---|---|---|---|\n" + "\n".join(rows)
+        yield "| argument or option | description [default] |\n|---|---|\n" + "\n".join(rows)
 
 
 def _values(kind: Any) -> Iterator[str]:
@@ -195,7 +193,6 @@ MARKERS = {
     "measures": measure_table,
     "command-line": command_line,
     "python": python_names,
-    "settings-example": lambda: f"```toml\n{EXAMPLE.read_text(encoding='utf-8')}```",
     "algorithms": algorithms,
 }
 """What stands between the two lines of a name."""
