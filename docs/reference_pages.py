@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from importlib import import_module
 from itertools import groupby, pairwise
@@ -53,9 +53,7 @@ def settings_table() -> str:
     """A table for every section of the settings."""
     parts = []
     for section, rows in groupby(settings(), lambda row: row.name.rpartition(".")[0]):
-        lines = ["| setting | allowed | default | description |", "|---|---|---|---|"]
-        lines += [f"| `{row.name}` | {row.allowed} | {row.default} | {row.description} |" for row in rows]
-        parts += [f"## [{section}]", "\n".join(lines)]
+        parts += [f"## [{section}]", _rows("setting", rows)]
     return "\n\n".join(parts)
 
 
@@ -88,12 +86,15 @@ def study_table() -> str:
 
     axes = ["| axis | in tables and names | values |", "|---|---|---|"]
     axes += [f"| `{axis.name}` | {axis.label} | {_words(axis.description)} |" for axis in AXES.values()]
-    return "\n".join(["## Keys", "", _key_table(study_keys()), "", "## Axes", "", *axes])
+    return "\n".join(["## Keys", "", _rows("key", study_keys()), "", "## Axes", "", *axes])
 
 
-def _key_table(rows: list[Setting]) -> str:
-    lines = ["| key | value | default | description |", "|---|---|---|---|"]
-    lines += [f"| `{row.name}` | {row.allowed} | {row.default} | {_words(row.description)} |" for row in rows]
+def _rows(head: str, rows: Iterable[Setting]) -> str:
+    """A table of settings or keys, each with its default, or ``required``, behind its description."""
+    lines = [f"| {head} | allowed | description [default] |", "|---|---|---|"]
+    for row in rows:
+        default = f" [{_words(row.default)}]" if row.default else ""
+        lines.append(f"| `{row.name}` | {_words(row.allowed)} | {_words(row.description)}{default} |")
     return "\n".join(lines)
 
 
@@ -189,7 +190,7 @@ def _words(text: str | None) -> str:
 MARKERS = {
     "settings": settings_table,
     "study-file": study_table,
-    "statements": lambda: _key_table(statement_keys()),
+    "statements": lambda: _rows("key", statement_keys()),
     "measures": measure_table,
     "command-line": command_line,
     "python": python_names,
