@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
 from importlib import import_module
 from itertools import groupby, pairwise
@@ -17,7 +17,7 @@ from typing import Any, get_args
 
 from typer.models import ArgumentInfo
 
-from hybridnn.config.reference import EXAMPLE, Setting, keys_of, settings
+from hybridnn.config.reference import Setting, keys_of, settings
 
 __all__ = [
     "ANIMATIONS",
@@ -41,10 +41,7 @@ ANIMATIONS = {
 }
 """Pages that play a schedule of four stages, by their place in the site."""
 DOCS = Path(__file__).resolve().parent
-PAGES = (
-    *(DOCS / "reference" / f"{name}.md" for name in ("command-line", "papers", "python", "settings", "studies")),
-    DOCS / "use" / "settings.md",
-)
+PAGES = tuple(DOCS / "reference" / f"{name}.md" for name in ("command-line", "papers", "python", "settings", "studies"))
 """Pages with generated parts."""
 MARKED = re.compile(
     r"(?P<begin><!-- generated: (?P<name>[\w-]+) -->\n).*?(?P<end><!-- end of (?P=name) -->)", re.DOTALL
@@ -56,9 +53,7 @@ def settings_table() -> str:
     """A table for every section of the settings."""
     parts = []
     for section, rows in groupby(settings(), lambda row: row.name.rpartition(".")[0]):
-        lines = ["| setting | allowed | default | description |", "|---|---|---|---|"]
-        lines += [f"| `{row.name}` | {row.allowed} | {row.default} | {row.description} |" for row in rows]
-        parts += [f"## [{section}]", "\n".join(lines)]
+        parts += [f"## [{section}]", _rows("setting", rows)]
     return "\n\n".join(parts)
 
 
@@ -91,13 +86,14 @@ def study_table() -> str:
 
     axes = ["| axis | in tables and names | values |", "|---|---|---|"]
     axes += [f"| `{axis.name}` | {axis.label} | {_words(axis.description)} |" for axis in AXES.values()]
-    return "\n".join(["## Keys", "", _key_table(study_keys()), "", "## Axes", "", *axes])
+    return "\n".join(["## Keys", "", _rows("key", study_keys()), "", "## Axes", "", *axes])
 
 
-def _key_table(rows: list[Setting]) -> str:
-    lines = ["| key | value | default | description |", "|---|---|---|---|"]
-    lines += [f"| `{row.name}` | {row.allowed} | {row.default} | {_words(row.description)} |" for row in rows]
-    return "\n".join(lines)
+def _rows(head: str, rows: Iterable[Setting]) -> str:
+    """A table of settings or keys."""
+    lines = [f"| {head} | allowed | default | description |", "|---|---|---|---|"]
+    cells = ((f"`{row.name}`", row.allowed, row.default, row.description) for row in rows)
+    return "\n".join(lines + [f"| {' | '.join(map(_words, row))} |" for row in cells])
 
 
 def command_line() -> str:
@@ -122,18 +118,19 @@ def _command(name: str, callback: Callable[..., None]) -> Iterator[str]:
         default = "" if parameter.default in (parameter.empty, None, False) else parameter.default
         if isinstance(info, ArgumentInfo):
             arguments.append(value if parameter.default is parameter.empty or value[0] == "[" else f"[{value}]")
-            names, value = f"`{arguments[-1]}`", ""
+            names = f"`{arguments[-1]}`"
         else:
             # In Annotated, Typer stores the first name of an option as its default.
             given = [name for name in (info.default, *(info.param_decls or ())) if isinstance(name, str)]
-            names = ", ".join(f"`{name}`" for name in given or [f"--{parameter.name.replace('_', '-')}"])
+            given = given or [f"--{parameter.name.replace('_', '-')}"]
+            names = ", ".join(f"`{name}`" for name in [*given[:-1], f"{given[-1]} {value}".strip()])
             default = "required" if parameter.default is parameter.empty else default
-        cells = [names, value, str(getattr(default, "value", default)), info.help]
-        rows.append(f"| {' | '.join(map(_words, cells))} |")
+        shown = str(getattr(default, "value", default))
+        rows.append(f"| {_words(names)} | {_words(info.help)}{f' [{_words(shown)}]' if shown else ''} |")
     yield f"## {name}\n\n{_words((inspect.getdoc(callback) or '').partition(chr(10) * 2)[0])}"
     yield f"```text\n{' '.join([name, '[OPTIONS]', *arguments])}\n```"
     if rows:
-        yield "| argument or option | value | default | description |\n|---|---|---|---|\n" + "\n".join(rows)
+        yield "| argument or option | description [default] |\n|---|---|\n" + "\n".join(rows)
 
 
 def _values(kind: Any) -> Iterator[str]:
@@ -191,11 +188,10 @@ def _words(text: str | None) -> str:
 MARKERS = {
     "settings": settings_table,
     "study-file": study_table,
-    "statements": lambda: _key_table(statement_keys()),
+    "statements": lambda: _rows("key", statement_keys()),
     "measures": measure_table,
     "command-line": command_line,
     "python": python_names,
-    "settings-example": lambda: f"```toml\n{EXAMPLE.read_text(encoding='utf-8')}```",
     "algorithms": algorithms,
 }
 """What stands between the two lines of a name."""

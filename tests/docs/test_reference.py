@@ -1,4 +1,4 @@
-"""The parts of the site that are generated from the package, and the settings file in the page of settings."""
+"""The parts of the site that are generated from the package, and the commented file of all settings."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 import hybridnn
 from hybridnn.cli.main import main
+from hybridnn.config.reference import EXAMPLE
 from hybridnn.config.settings import Settings
 from hybridnn.study.axes import AXES
 from hybridnn.study.cells import make_cells
@@ -87,9 +88,8 @@ def test_names_of_settings_are_whole_at_any_width(
     assert all(name in shown for name in ROWS if name.startswith("optimizer."))
 
 
-def test_the_settings_file_of_the_page_has_every_default() -> None:
-    page = (ROOT / "docs" / "use" / "settings.md").read_text(encoding="utf-8")
-    (text,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+def test_the_settings_file_has_every_default() -> None:
+    text = EXAMPLE.read_text(encoding="utf-8")
     given = tomllib.loads(text)
     shown = Settings.model_validate(given)
     assert shown == Settings()
