@@ -64,8 +64,7 @@ class TrainingTimer:
             log_every=NEVER,
         )
         device = TrainingDevice(NUMPY, "cpu", "")
-        # So that the update is timed by itself.
-        engine = device.make_engine(config, self._grid, case.layout, fused_update=False)
+        engine = device.make_engine(config, self._grid, case.layout)
         engine.arrays.initialize(0)
         return engine
 

@@ -32,7 +32,7 @@ from hybridnn.pipeline.schedules.methods import METHODS, Method
 from hybridnn.training.config import TrainConfig
 from hybridnn.training.data_split import DataSplit, minibatches
 from hybridnn.training.global_arrays import GlobalArrays
-from hybridnn.training.layout_choice import does_not_fit, require_memory, uses_fused_update
+from hybridnn.training.layout_choice import does_not_fit, require_memory
 from hybridnn.training.metrics import (
     ClassificationSums,
     Metrics,
@@ -43,7 +43,7 @@ from hybridnn.training.metrics import (
 
 if TYPE_CHECKING:
     from hybridnn.nn.optimizers import OptimizerState
-    from hybridnn.parallel.replica_sharing import Sharing
+    from hybridnn.parallel.shared_replica import Sharing
     from hybridnn.training.staleness import StalenessDiagnosis
 
 Load = Callable[[Any, int, int, Array | None, Array | None], None]
@@ -55,8 +55,7 @@ KEPT_EXECUTORS = 4  # for training, for forward passes, and for shorter last epo
 class Engine:
     """Weights, optimizer state and workspaces of this rank, on the CPU; `hybridnn.gpu` has the engine of a GPU.
 
-    Every method is collective over the grid. `config` is validated; `sharing` is None for a private replica; with
-    `fused_update`, weight-gradient products are fused with the update if `uses_fused_update` allows it.
+    Every method is collective over the grid. `config` is validated; `sharing` is None for a private replica.
     """
 
     def __init__(
@@ -66,18 +65,15 @@ class Engine:
         layout: Layout,
         sharing: Sharing | None,
         kernels: Kernels = NUMPY,
-        *,
-        fused_update: bool = True,
     ) -> None:
         self.config, self.layout, self.dtype = config, layout, np.dtype(config.dtype)
         self._grid, self._sharing, self._kernels = grid, sharing, kernels
         kernels.compile(self.dtype)
-        fused = fused_update and uses_fused_update(config, grid, layout, sharing, on_host=kernels.on_host)
         schedules = layout.largest_schedules()
         if grid.pipeline > 1:
             _lint(layout, METHODS[layout.method])
         plans = [plan_chunk(schedules, grid.pipeline_rank, index) for index in range(layout.chunks)]
-        replica = ReplicaConfig(sharing, plans[0].weight_versions + len(config.optimizer.slot_names), fused)
+        replica = ReplicaConfig(sharing, plans[0].weight_versions + len(config.optimizer.slot_names))
         self.chunks = [
             ModelChunk(layers, grid, layout.model_split, self.dtype, layout.overlap, kernels, replica)
             for layers in layout.layers_of(config.model, grid.pipeline_rank)
@@ -353,7 +349,7 @@ class Engine:
             executors.most = count
         self.__dict__.pop("_exact", None)  # its executors have the smaller workspaces
 
-    def _executors(self, plans: Sequence[ChunkPlan], *, trains: bool = True) -> Executors:
+    def _executors(self, plans: Sequence[ChunkPlan]) -> Executors:
         """Executors whose workspaces `reserve` allocates."""
 
         def make_runtimes(samples: int, stores: Sequence[WeightStore]) -> list[ChunkRuntime]:
@@ -367,7 +363,6 @@ class Engine:
                     state,
                     samples=samples,
                     synchronous=self.config.synchronous_sends,
-                    trains=trains,
                     weights=store,
                 )
                 for plan, chunk, state, store in zip(plans, self.chunks, self.states, kept, strict=True)

@@ -90,8 +90,7 @@ class ChunkRuntime:
 
     index: int  # index of the chunk on its rank
     chunk: ModelChunk
-    workspace: Workspace  # for evaluation
-    training_workspace: Workspace  # usually the same object
+    workspace: Workspace
     weights: WeightStore
     concatenated: ConcatenatedMicrobatches | None  # set if the weight gradients are one product over all microbatches
     loss: NDArray[Any]  # loss of a microbatch, before it is added to that of earlier ones
@@ -103,7 +102,6 @@ class ChunkRuntime:
     def expect_targets(self, *, labels: bool) -> None:
         """Allocate workspace for targets of a kind."""
         self.workspace.expect_targets(labels=labels)
-        self.training_workspace.expect_targets(labels=labels)
 
     def begin(
         self, messages: Callable[[type[Instruction], int], Iterable[ExpectedMessage]], rates: Sequence[float]
@@ -132,19 +130,15 @@ class ChunkRuntime:
     @property
     def activation_bytes(self) -> int:
         """Bytes of the inputs and activations of the microbatches in flight."""
-        return sum(workspace.activation_bytes for workspace in self._workspaces)
+        return self.workspace.activation_bytes
 
     @property
     def buffer_bytes(self) -> int:
         """Bytes of messages, gradients of activations, and concatenated microbatches."""
         channels = (self.input_receiver, self.gradient_receiver, self.output_sender, self.gradient_sender)
-        transient = sum(workspace.nbytes for workspace in self._workspaces) - self.activation_bytes
+        transient = self.workspace.nbytes - self.activation_bytes
         concatenated = 0 if self.concatenated is None else self.concatenated.nbytes
         return int(transient + concatenated + sum(channel.nbytes for channel in channels if channel is not None))
-
-    @property
-    def _workspaces(self) -> set[Workspace]:
-        return {self.workspace, self.training_workspace}
 
 
 def make_runtime(
@@ -156,15 +150,12 @@ def make_runtime(
     *,
     samples: int,
     synchronous: bool,
-    trains: bool = True,
     weights: WeightStore | None = None,
 ) -> ChunkRuntime:
     """Allocate the memory and the channels of a chunk.
 
     Parameters
     ----------
-    trains : bool
-        Whether backward passes are done too.
     samples : int
         Largest number of samples of a microbatch, over all ranks.
     synchronous : bool
@@ -181,16 +172,10 @@ def make_runtime(
     if plan.concatenates:
         columns = capacity * plan.microbatches
         concatenated = ConcatenatedMicrobatches(chunk.shards, columns, dtype, role.loads_input, kernels)
-    training = chunk.training_workspace(capacity, role) if trains else None
-    if training is not None and not kernels.on_host:  # a GPU has another runtime for evaluations
-        workspace = training
-    else:
-        workspace = chunk.workspace(capacity, role, plan.buffers)
     return ChunkRuntime(
         plan.index,
         chunk,
-        workspace,
-        training or workspace,
+        chunk.workspace(capacity, role, plan.buffers),
         weights or WeightStore(chunk, optimizer, state, plan.weight_versions, predicts=plan.predicts),
         concatenated,
         kernels.zeros((1,), dtype),

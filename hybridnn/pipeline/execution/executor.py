@@ -425,7 +425,7 @@ class Executor:
         program, instruction, runtime = self._program, task.instruction, task.runtime
         is_pass = isinstance(instruction, (Forward, Recompute))
         computed_by = instruction if is_pass else program.last_pass(instruction)
-        return (runtime.training_workspace if program.trains else runtime.workspace).arrays(
+        return runtime.workspace.arrays(
             self._own_samples(self._samples(task)),
             program.memory.input_slots[instruction.part],
             program.memory.activation_slots[computed_by],
