@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from math import ceil, isfinite, sqrt
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -82,12 +82,7 @@ class Engine:
         self.arrays = GlobalArrays(config.model, grid, layout, self.chunks)
         self.class_weights: Array | None = None  # shape (outputs,), factors of the training loss
         self._fetch = make_fetch(grid, config.distribution)
-        self.staleness: StalenessDiagnosis | None = None
-        if config.diagnose_staleness and grid.pipeline > 1:
-            from hybridnn.training.staleness import StalenessDiagnosis
-
-            stage, every = grid.pipeline_rank, config.log_every
-            self.staleness = StalenessDiagnosis(self.chunks, self.arrays, layout, stage, every)
+        self._observer: StalenessDiagnosis | None = None
         self._task = ""
         self.is_updating = False  # whether weights or optimizer state are being changed
         self._training = self._forward = self._executors(plans)
@@ -160,8 +155,8 @@ class Engine:
         """Do one update: the step of every method and device."""
         executor.gradient(minibatch)
         take_loss(minibatch, self.chunks[-1].replica.total_loss)
-        if self.staleness is not None and self.staleness.is_logged(minibatch):
-            self.staleness.note_update(minibatch, self.copy_gradient(), self.copy_weights())
+        if self._observer is not None:
+            self._observer.note_update(minibatch)
         if self.config.clip_norm is not None:
             self._clip(self.config.clip_norm)
         self.is_updating = True
@@ -171,40 +166,21 @@ class Engine:
     def copy_weights(self) -> list[Array]:
         """Copies of this rank's weights by chunk, after the last update of its stage; collective over its replicas."""
         self._publish()  # shared weights are complete
-        copies = [self._copy(chunk.weights) for chunk in self.chunks]
+        copies = [chunk.weights.copy() for chunk in self.chunks]
         self._publish()  # no rank updates them before all have copied
         return copies
 
-    def copy_gradient(self) -> list[Array]:
-        """Copies of the sums of the last gradients by chunk; collective over its replicas."""
-        return [self._copy(chunk.replica.full_gradient()) for chunk in self.chunks]
+    def observe(self, observer: StalenessDiagnosis | None) -> None:
+        """Show an observer the weights that passes read, and every step before its update; None: nobody."""
+        self._observer = observer
+        self._training.observe(None if observer is None else observer.note_weights)
 
-    def exact_gradient(self, minibatch: Minibatch, weights: Sequence[Array]) -> list[Array]:
-        """Gradient of the mean loss over a minibatch at other weights, by chunk, with an exact schedule.
-
-        For the task that was trained last. Collective, while the pipeline is empty; the last gradient stays.
-        """
-        self.copy_gradient()  # segments of a shared replica hold their sums, before the pass and after it
-        last = [self._copy(chunk.replica.gradient) for chunk in self.chunks]
-        with self.other_weights(weights):
-            executor = self._exact.executor(self._task, 1, trains=True)
-            executor.begin([minibatch])
-            executor.gradient(minibatch)
-            for runtime in self._training.runtimes:
-                runtime.finish()
-        found = self.copy_gradient()
-        for chunk, gradient in zip(self.chunks, last, strict=True):
-            self._kernels.copy(gradient, chunk.replica.gradient)
-        self._publish()
-        return found
-
-    @cached_property
-    def _exact(self) -> Executors:
-        """Executors of an exact method, in the workspaces of the training."""
-        layout = self.layout if self.layout.exact else replace(self.layout, method="1f1b")
-        found = Executors(self._grid, layout, self._loss, lambda samples, stores: self._training.runtimes)
-        found.grow(self._training.most)
-        return found
+    def exact_executor(self) -> Executor:
+        """An executor of one minibatch by an exact schedule, in the workspaces and for the task of the training."""
+        schedule = (self.layout if self.layout.exact else replace(self.layout, method="1f1b")).schedule
+        program = make_program(schedule, self._grid.pipeline_rank, self._grid.pipeline, 1)
+        labels = self._task == "classification"
+        return Executor(program, self._grid, self._training.runtimes, self._loss(self._task), labels=labels)
 
     @contextmanager
     def other_weights(self, weights: Sequence[Array] | None) -> Iterator[None]:
@@ -220,11 +196,6 @@ class Engine:
         finally:
             for chunk, (flat, views) in zip(self.chunks, saved, strict=True):
                 chunk.weights, chunk.parameters = flat, views
-
-    def _copy(self, array: Array) -> Array:
-        copy = self._kernels.empty(array.shape, array.dtype)
-        self._kernels.copy(array, copy)
-        return copy
 
     def _clip(self, limit: float) -> None:
         """Scale the gradient down if its norm exceeds the limit; asynchronous on a device."""
@@ -347,7 +318,6 @@ class Engine:
         agree(self._grid.world, allocate)
         for executors, count in growing.items():
             executors.most = count
-        self.__dict__.pop("_exact", None)  # its executors have the smaller workspaces
 
     def _executors(self, plans: Sequence[ChunkPlan]) -> Executors:
         """Executors whose workspaces `reserve` allocates."""
@@ -368,8 +338,7 @@ class Engine:
                 for plan, chunk, state, store in zip(plans, self.chunks, self.states, kept, strict=True)
             ]
 
-        note_weights = None if self.staleness is None else self.staleness.note_weights
-        return Executors(self._grid, self.layout, self._loss, make_runtimes, note_weights)
+        return Executors(self._grid, self.layout, self._loss, make_runtimes)
 
     def _loss(self, task: str, *, weighted: bool = True) -> Callable[[StageArrays, int, HostArray], None]:
         """The function that computes the sum of the losses of a microbatch, and the gradient of the mean loss.
@@ -451,7 +420,7 @@ class Executors:
 
     These are allocated by `grow`: `runtimes` is empty before. `loss` makes the loss function of a task;
     ``make_runtimes(samples, stores)`` makes the runtimes of this rank's chunks for microbatches of up to `samples`
-    samples, with the weight versions of smaller ones if there were some; `note_weights` is called in training.
+    samples, with the weight versions of smaller ones if there were some.
 
     Attributes
     ----------
@@ -465,10 +434,10 @@ class Executors:
         layout: Layout,
         loss: Callable[[str], Loss],
         make_runtimes: Callable[[int, Sequence[WeightStore]], list[ChunkRuntime]],
-        note_weights: NoteWeights | None = None,
     ) -> None:
         self._grid, self._layout, self._loss, self._make_runtimes = grid, layout, loss, make_runtimes
-        self._note_weights, self.most = note_weights, 0
+        self._note_weights: NoteWeights | None = None
+        self.most = 0
         self.runtimes: list[ChunkRuntime] = []
         self._stores: list[WeightStore] = []  # weight versions, which stay
         self.executor = lru_cache(KEPT_EXECUTORS)(self._make_executor)
@@ -481,6 +450,12 @@ class Executors:
         self.runtimes = []  # frees the smaller ones
         self.runtimes = self._make_runtimes(samples, self._stores)
         self._stores = [runtime.weights for runtime in self.runtimes]
+
+    def observe(self, note_weights: NoteWeights | None) -> None:
+        """Call `note_weights` in the passes of trainings from now on."""
+        if note_weights != self._note_weights:
+            self._note_weights = note_weights
+            self.executor.cache_clear()
 
     def _make_executor(self, task: str | None, count: int, *, trains: bool) -> Executor:
         """The executor for `count` minibatches, for training or for forward passes only; no `task`: no targets."""
