@@ -25,8 +25,7 @@ from hybridnn.nn.learning_rates import SCHEDULES, Constant, LearningRateSchedule
 from hybridnn.nn.mlp import MLP, Activation, Initializer, Loss, resolve_loss
 from hybridnn.nn.optimizer_names import OPTIMIZERS, installed_optimizers
 from hybridnn.nn.optimizers import SGD, Optimizer
-from hybridnn.parallel.grid import resolve_axes, resolve_stages
-from hybridnn.parallel.places import StageShapes
+from hybridnn.parallel.grid import StageShapes, resolve_axes, resolve_stages
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS, OWN_METHODS, too_few_stages
 from hybridnn.training.config import OPTIONS, SETTING_NAMES, DeviceOptions, TrainConfig

@@ -54,8 +54,7 @@ BLAS_PACKAGE = "scipy.linalg"
 def load_blas() -> ModuleType:
     """The module with ``saxpy`` and ``daxpy``, which NumPy does not offer: SciPy's extension, or `scipy.linalg.blas`.
 
-    The package takes a fifth of a second to import, its extension alone a tenth of that. SciPy documents only the
-    package, which is taken where it is loaded, or where the extension is not found.
+    The package takes a fifth of a second to import, its extension a tenth of that; SciPy documents only the package.
     """
     if BLAS_PACKAGE not in sys.modules:
         try:

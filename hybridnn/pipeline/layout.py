@@ -10,7 +10,7 @@ from math import prod
 
 from hybridnn.comm.blocks import block_size, block_sizes
 from hybridnn.nn.mlp import MLP, DenseLayer
-from hybridnn.parallel.places import StageShapes
+from hybridnn.parallel.grid import StageShapes
 from hybridnn.pipeline.schedules.methods import METHODS, Method, forward_only, make_schedule
 from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.utils.text import counted

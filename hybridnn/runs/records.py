@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hybridnn.comm.hosts import Hosts
 from hybridnn.comm.node_load import NodeLoad
-from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
+from hybridnn.pipeline.execution.chunk_runtime import MemoryBreakdown
 from hybridnn.pipeline.layout import Layout
 from hybridnn.training.records import MONITORS, EpochRecord, Record
 from hybridnn.training.trained_network import Callback

@@ -23,9 +23,15 @@ from hybridnn.parallel.distribution import make_fetch
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk, ReplicaConfig
 from hybridnn.parallel.workspace import StageArrays
-from hybridnn.pipeline.execution.chunk_runtime import ChunkPlan, ChunkRuntime, WeightStore, make_runtime, plan_chunk
+from hybridnn.pipeline.execution.chunk_runtime import (
+    ChunkPlan,
+    ChunkRuntime,
+    MemoryBreakdown,
+    WeightStore,
+    make_runtime,
+    plan_chunk,
+)
 from hybridnn.pipeline.execution.executor import Executor, Loss, Minibatch, NoteWeights
-from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
 from hybridnn.pipeline.execution.program import make_program
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS, Method
@@ -44,7 +50,6 @@ from hybridnn.training.metrics import (
 if TYPE_CHECKING:
     from hybridnn.nn.optimizers import OptimizerState
     from hybridnn.parallel.shared_replica import Sharing
-    from hybridnn.training.staleness import StalenessDiagnosis
 
 Load = Callable[[Any, int, int, Array | None, Array | None], None]
 """``load(samples, start, stop, x, y)`` of `Minibatch`."""
@@ -82,7 +87,7 @@ class Engine:
         self.arrays = GlobalArrays(config.model, grid, layout, self.chunks)
         self.class_weights: Array | None = None  # shape (outputs,), factors of the training loss
         self._fetch = make_fetch(grid, config.distribution)
-        self._observer: StalenessDiagnosis | None = None
+        self._note_update: Callable[[Minibatch], None] | None = None
         self._task = ""
         self.is_updating = False  # whether weights or optimizer state are being changed
         self._training = self._forward = self._executors(plans)
@@ -155,8 +160,8 @@ class Engine:
         """Do one update: the step of every method and device."""
         executor.gradient(minibatch)
         take_loss(minibatch, self.chunks[-1].replica.total_loss)
-        if self._observer is not None:
-            self._observer.note_update(minibatch)
+        if self._note_update is not None:
+            self._note_update(minibatch)
         if self.config.clip_norm is not None:
             self._clip(self.config.clip_norm)
         self.is_updating = True
@@ -170,10 +175,12 @@ class Engine:
         self._publish()  # no rank updates them before all have copied
         return copies
 
-    def observe(self, observer: StalenessDiagnosis | None) -> None:
-        """Show an observer the weights that passes read, and every step before its update; None: nobody."""
-        self._observer = observer
-        self._training.observe(None if observer is None else observer.note_weights)
+    def observe(
+        self, note_weights: NoteWeights | None = None, note_update: Callable[[Minibatch], None] | None = None
+    ) -> None:
+        """Call `note_weights` before passes of trainings from now on, and `note_update` before updates."""
+        self._note_update = note_update
+        self._training.observe(note_weights)
 
     def exact_executor(self) -> Executor:
         """An executor of one minibatch by an exact schedule, in the workspaces and for the task of the training."""

@@ -16,8 +16,7 @@ from hybridnn.nn.kernels import Kernels
 from hybridnn.nn.optimizers import SGD
 from hybridnn.nn.parameters import ParameterLayout
 from hybridnn.parallel.dense import split_layers
-from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.parallel.places import StageShapes
+from hybridnn.parallel.grid import ProcessGrid, StageShapes
 from hybridnn.pipeline.layout import PARTITIONS, Layout, microbatch_counts
 from hybridnn.pipeline.schedules.computation_orders import ScheduleSize
 from hybridnn.pipeline.schedules.memory_plan import plan_memory

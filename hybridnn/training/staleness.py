@@ -95,11 +95,11 @@ class StalenessDiagnosis(Callback):
         if trainer.grid.pipeline == 1:
             raise SettingError("parallel.pipeline", 1, "StalenessDiagnosis needs several stages")
         self.steps, self._kept, self._engine = [], {}, trainer.engine
-        self._engine.observe(self)
+        self._engine.observe(self.note_weights, self.note_update)
 
     def on_train_end(self, trainer: TrainedNetwork) -> None:
         """End the observation."""
-        trainer.engine.observe(None)
+        trainer.engine.observe()
 
     def note_weights(self, pass_: Instruction, minibatch: Minibatch, read: Sequence[LayerParameters]) -> None:
         """Note the weights that a forward or a backward pass is about to read: those of all its microbatches."""

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Adam, Optimizer
 
-OPTIMIZERS: Mapping[str, Optimizer] = MappingProxyType({"sgd": SGD(momentum=0.0), "momentum": SGD(), "adam": Adam()})
+UPDATE_RULES: Mapping[str, Optimizer] = MappingProxyType({"sgd": SGD(momentum=0.0), "momentum": SGD(), "adam": Adam()})
 """Update rules with coefficients of their own in machine files: one for each number of optimizer arrays."""
 
 
@@ -44,8 +44,8 @@ class Workload:
 
     @property
     def update_rule(self) -> str:
-        """The key of `OPTIMIZERS` whose update costs as much."""
-        return list(OPTIMIZERS)[min(self.slots, len(OPTIMIZERS) - 1)]
+        """The key of `UPDATE_RULES` whose update costs as much."""
+        return list(UPDATE_RULES)[min(self.slots, len(UPDATE_RULES) - 1)]
 
     @property
     def steps_per_epoch(self) -> int:

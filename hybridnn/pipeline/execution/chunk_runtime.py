@@ -1,4 +1,4 @@
-"""Runtime of a model chunk: its memory, weight versions and channels.
+"""Runtime of a model chunk: its memory, weight versions and channels; and the memory of a rank by purpose.
 
 A rank has one chunk, or several in an interleaved schedule.
 
@@ -12,11 +12,12 @@ rank reads the buffer that it writes. Predicted weights are private to every ran
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.nn.kernels import HostArray
@@ -285,3 +286,44 @@ class WeightStore:
 
     def _with_views(self, flat: HostArray) -> tuple[HostArray, Views]:
         return flat, self._chunk.layout.views(flat)
+
+
+@dataclass(frozen=True)
+class MemoryBreakdown:
+    """Bytes of a rank's arrays, without the samples of the data set; of arrays that ranks share, this rank's share."""
+
+    # current weights with their gradients, and the optimizer state
+    weight_bytes: int
+    optimizer_bytes: int
+    weight_version_bytes: int  # stashed and predicted weights
+    activation_bytes: int  # inputs and activations of the microbatches in flight
+    buffer_bytes: int  # messages, gradients of activations, and microbatches concatenated for one product
+
+    @classmethod
+    def of_rank(
+        cls, chunks: Sequence[ModelChunk], states: Sequence[OptimizerState], runtimes: Sequence[ChunkRuntime]
+    ) -> MemoryBreakdown:
+        """Add up the arrays of a rank."""
+        return cls(
+            sum(chunk.nbytes for chunk in chunks),
+            sum(map(_state_bytes, chunks, states)),
+            sum(runtime.weights.nbytes for runtime in runtimes),
+            sum(runtime.activation_bytes for runtime in runtimes),
+            sum(runtime.buffer_bytes for runtime in runtimes),
+        )
+
+    @property
+    def total(self) -> int:
+        """Sum of all parts."""
+        return sum(astuple(self))
+
+    def largest_of_stages(self, grid: ProcessGrid) -> tuple[MemoryBreakdown, ...]:
+        """The maxima over the ranks of every stage, given each rank's own breakdown; collective over the grid."""
+        table = np.zeros((grid.pipeline, len(fields(self))), np.int64)
+        table[grid.pipeline_rank] = astuple(self)
+        grid.world.allreduce(table, "max")
+        return tuple(MemoryBreakdown(*row) for row in table.tolist())
+
+
+def _state_bytes(chunk: ModelChunk, state: OptimizerState) -> int:
+    return int(state.scratch.nbytes + sum(chunk.replica.bytes_per_rank(slot.nbytes) for slot in state.slots.values()))
