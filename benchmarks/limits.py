@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -44,33 +44,18 @@ def compare_with_limits(case: Case, ours: Run, pairs: int, world: Any, *, gradie
         two are those of all ranks together.
     """
     products = products_in(ours)
-    turns = alternate(ours, products.run, pairs, world.Barrier)
+    turns = alternate(ours, products, pairs, world.Barrier)
     seconds = median(turns.ours) / case.steps
     bandwidth = world.allreduce(copy_bandwidth(world.Barrier))
     return {
         "products_share": world.allreduce(median(turns.ratios)) / world.size,
-        "update_share": update_bytes(case, 0 if products.are_added else gradients) / bandwidth / seconds,
+        "update_share": update_bytes(case, gradients) / bandwidth / seconds,
         "gflops": case.products_flops / seconds / 1e9,
         "copy_bytes_per_second": bandwidth,
     }
 
 
-class Products(NamedTuple):
-    """The matrix products of a run.
-
-    Attributes
-    ----------
-    run : callable
-        Computes only the products.
-    are_added : bool
-        Whether products are added to the velocity (fused update), so that there are no gradients.
-    """
-
-    run: Run
-    are_added: bool
-
-
-def products_in(run: Run) -> Products:
+def products_in(run: Run) -> Run:
     """The matrix products of a run alone, on arrays of the same shapes and layouts.
 
     They are recorded during `run`, so that they are those of this rank for any split. They read the arrays of the run
@@ -94,7 +79,7 @@ def products_in(run: Run) -> Products:
 
         return record
 
-    names = "matmul", "matmul_transposed", "add_product"
+    names = "matmul", "matmul_transposed"
     recorders = {name: staticmethod(recording(getattr(NUMPY, name))) for name in names}
     with patch.multiple(Kernels, **recorders):
         run()
@@ -103,7 +88,7 @@ def products_in(run: Run) -> Products:
         for multiply, arguments in calls:
             multiply(*arguments)
 
-    return Products(products, are_added=any(multiply == NUMPY.add_product for multiply, _ in calls))
+    return products
 
 
 def products_of(case: Case, kernels: Kernels = NUMPY) -> Callable[[], None]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hybridnn.parallel.grid import ProcessGrid
     from hybridnn.training.callbacks import EarlyStopping, ProgressBar
     from hybridnn.training.config import DeviceOptions, TrainConfig
+    from hybridnn.training.staleness import StalenessDiagnosis
     from hybridnn.training.trained_network import Callback
     from hybridnn.training.trainer import Trainer
 
@@ -46,6 +47,7 @@ __all__ = [
     "ProgressBar",
     "RMSprop",
     "SpikeSGD",
+    "StalenessDiagnosis",
     "Step",
     "TrainConfig",
     "Trainer",
@@ -74,6 +76,7 @@ _MODULES = {
     "HybridnnError": "errors",
     "ProcessGrid": "parallel.grid",
     "ProgressBar": "training.callbacks",
+    "StalenessDiagnosis": "training.staleness",
     "TrainConfig": "training.config",
     "Trainer": "training.trainer",
     "schedule": "drawing.timelines",

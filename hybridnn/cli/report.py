@@ -8,7 +8,6 @@ from dataclasses import asdict
 from itertools import chain
 from math import isnan
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from hybridnn.study.scaling import ScalingGroup
 
 
-DIAGNOSIS = ("gradient_distance", "gradient_angle", "weight_distance")  # of a `StepRecord`, values of every stage
 FIGURE = re.compile("loss|accuracy|r2|^best(?!_epoch)")  # names of losses and metrics
 RUNS_OF_TABLE = 6  # columns that a terminal has room for
 NAMED = frozenset({"data", "data.train_samples", "model.sizes"})  # conditions that every title has
@@ -206,11 +204,6 @@ def _print_run(run: RunRecord, figures: RunFigures, instructions: Sequence[Instr
         console.print(f"predicted for {run.prediction.machine}, ms per step: {parts}")
         if run.prediction.doubt:
             console.print(f"warning: {run.prediction.doubt}", soft_wrap=True)
-    if staleness := _staleness(run):
-        titles = ("updates", "gradient\ndistance", "angle,\ndegrees", "weight\ndistance")
-        rows = [(str(stage), *(f"{value:.3g}" for value in values)) for stage, values in enumerate(staleness)]
-        console.print(new_table(("stage",), titles, rows, show_edge=False))
-        console.print("staleness, against the newest weights: means over the logged steps")
     if run.diverged is not None:
         console.print(f"diverged in epoch {run.diverged.epoch}: {run.diverged.reason}", soft_wrap=True)
     if run.untimed:
@@ -221,14 +214,6 @@ def _print_run(run: RunRecord, figures: RunFigures, instructions: Sequence[Instr
     console.print(f"limited by: {figures.verdict.text}")
     if run.disturbance > MOST_DISTURBANCE:
         console.print(f"warning: {disturbance_text(run.disturbance)}")
-
-
-def _staleness(run: RunRecord) -> list[tuple[float, ...]]:
-    """Of every stage the mean staleness, and means of the diagnosis over the logged steps; empty without one."""
-    steps = [step for step in run.steps if step.gradient_distance]
-    columns = [[getattr(step, name) for step in steps] for name in DIAGNOSIS] if steps else []
-    means = [[fmean(values) for values in zip(*column, strict=True)] for column in columns]
-    return list(zip(run.header.stage_staleness, *means, strict=True)) if steps else []
 
 
 def _print_groups(console: Console, groups: Sequence[ScalingGroup]) -> None:
@@ -258,12 +243,7 @@ def _print_groups(console: Console, groups: Sequence[ScalingGroup]) -> None:
 def _run_facts(run: RunRecord, figures: RunFigures, instructions: Sequence[InstructionFigures]) -> dict[str, Any]:
     prediction = None if run.prediction is None else asdict(run.prediction)
     facts = [{**asdict(item), "error": item.error} for item in instructions]
-    staleness: dict[str, Any] = {
-        "mean_staleness": run.header.mean_staleness,
-        "stage_staleness": run.header.stage_staleness,
-    }
-    names = ("staleness", *DIAGNOSIS)
-    staleness |= {"staleness_of_stages": [dict(zip(names, row, strict=True)) for row in _staleness(run)]}
+    staleness = {"mean_staleness": run.header.mean_staleness, "stage_staleness": run.header.stage_staleness}
     return {**_facts(figures), **staleness, "prediction": prediction, "instructions": facts}
 
 

@@ -25,13 +25,12 @@ from hybridnn.nn.learning_rates import SCHEDULES, Constant, LearningRateSchedule
 from hybridnn.nn.mlp import MLP, Activation, Initializer, Loss, resolve_loss
 from hybridnn.nn.optimizer_names import OPTIMIZERS, installed_optimizers
 from hybridnn.nn.optimizers import SGD, Optimizer
-from hybridnn.parallel.grid import resolve_axes, resolve_stages
-from hybridnn.parallel.places import StageShapes
+from hybridnn.parallel.grid import StageShapes, resolve_axes, resolve_stages
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS, OWN_METHODS, too_few_stages
 from hybridnn.training.config import OPTIONS, SETTING_NAMES, DeviceOptions, TrainConfig
 from hybridnn.training.records import MONITORS
-from hybridnn.utils.checks import Count, OneOf, Range, Seed, refused
+from hybridnn.utils.checks import Count, OneOf, Range, refused
 from hybridnn.utils.files import FileError, LargeIntegerError, parse_toml, read_toml
 from hybridnn.utils.settings_models import (
     Counts,
@@ -301,9 +300,6 @@ class TrainingSettings(Section):
         when the pipeline drains next.
     keep : int
         The number of checkpoints to keep, the newest ones.
-    weight_error : int
-        Record in every `StepRecord` the errors of stale and of predicted weights for 1 to this many updates (Chen et
-        al. 2018, Figure 8), with an exact method and an optimizer with momentum; 0: do not. Slows the training down.
     patience : int or None
         Evaluated epochs without a better value of the validation split, after which the training ends; the weights of
         the run are then those of the best epoch.
@@ -314,7 +310,6 @@ class TrainingSettings(Section):
     epochs: Count = 10
     checkpoint_every: Interval | None = None
     keep: Count = 3
-    weight_error: Seed = 0
     patience: Count | None = None
     monitor: Annotated[str, OneOf(("auto", *MONITORS))] = "auto"
 

@@ -16,7 +16,7 @@ from hybridnn.cost.prediction.workload import Workload
 from hybridnn.errors import SettingError
 from hybridnn.nn.mlp import DenseLayer
 from hybridnn.parallel.dense import MODEL_SPLITS
-from hybridnn.parallel.places import StageShapes
+from hybridnn.parallel.grid import StageShapes
 from hybridnn.pipeline.layout import Layout, microbatch_counts
 from hybridnn.pipeline.partition import balance
 from hybridnn.pipeline.schedules.methods import METHODS, Method

@@ -86,7 +86,7 @@ class GroupState:
 
 
 @dataclass(frozen=True)
-class Frame:
+class StackLine:
     """A stack frame."""
 
     file: str
@@ -113,10 +113,10 @@ class RankState:
     stalled: bool = False  # whether that is longer than the limit of the job
     busy_with: str = ""  # work that the rank announced by ``trainer.busy``; else empty
     call: CallState | None = None  # the call in which the rank waits; None outside of communication
-    call_site: Frame | None = None  # the innermost line outside of communication code
+    call_site: StackLine | None = None  # the innermost line outside of communication code
     # the innermost line of a file that is not of hybridnn, Python or an installed package
-    user_line: Frame | None = None
-    stack: tuple[Frame, ...] = ()  # the innermost lines, the innermost last
+    user_line: StackLine | None = None
+    stack: tuple[StackLine, ...] = ()  # the innermost lines, the innermost last
     groups: tuple[GroupState, ...] = ()
     finished: tuple[str, ...] = ()  # the last instructions and calls that ended, oldest first
     unrecorded_call: str = ""  # the line of a call of MPI that no group records, such as a new communicator; else empty
@@ -284,13 +284,13 @@ def _finished(event: Event) -> str:
     return f"{event.name}{f' ({event.axis})' * bool(event.axis)}{f', {about}' * bool(about)}"
 
 
-def _stack_of(thread: int) -> list[Frame]:
+def _stack_of(thread: int) -> list[StackLine]:
     frame = sys._current_frames().get(thread)
     lines = traceback.extract_stack(frame) if frame is not None else []
-    return [Frame(line.filename, line.lineno or 0, line.name, line.line or "") for line in lines]
+    return [StackLine(line.filename, line.lineno or 0, line.name, line.line or "") for line in lines]
 
 
-def _innermost(stack: Sequence[Frame], wanted: Callable[[str], bool]) -> Frame | None:
+def _innermost(stack: Sequence[StackLine], wanted: Callable[[str], bool]) -> StackLine | None:
     return next((frame for frame in reversed(stack) if wanted(frame.file)), None)
 
 

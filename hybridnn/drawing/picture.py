@@ -22,7 +22,7 @@ from hybridnn.drawing.drawing import (
     longest_version,
     readable_duration,
 )
-from hybridnn.drawing.shapes import FONT, PER_INCH, Group, Line, Picture, Polygon, Rect, Shape, Text
+from hybridnn.drawing.shapes import FONT, PER_INCH, Line, Picture, Polygon, Rect, Shape, ShapeGroup, Text
 
 SLOT = 32.0  # width of a stage's forward pass in planned schedules: v2+3 fits into it, and 10a into half of it
 MOST_PIXELS = 6_000.0  # widest time axis; larger schedules have a smaller scale
@@ -149,14 +149,14 @@ def _axis(drawing: Drawing, frame: Frame, edge: float, bottom: float) -> Iterato
         yield Text(min(x, most_right), bottom + FONT, label, "muted", centered=True)
 
 
-def _row(drawing: Drawing, frame: Frame, edge: float, number: int) -> Iterator[Shape | Group]:
+def _row(drawing: Drawing, frame: Frame, edge: float, number: int) -> Iterator[Shape | ShapeGroup]:
     row, y = drawing.rows[number], frame.y(number)
     yield Text(edge, _baseline(y, frame.height), row.label, "ink")
     yield Rect(frame.left, y, frame.scale * drawing.makespan, frame.height, "idle", "rule")
-    yield Group([_box(box, frame, y) for box in row.boxes])
+    yield ShapeGroup([_box(box, frame, y) for box in row.boxes])
 
 
-def _box(box: Box, frame: Frame, y: float) -> Group:
+def _box(box: Box, frame: Frame, y: float) -> ShapeGroup:
     kind = KINDS[box.kind]
     x, width = frame.x(box.start), frame.scale * (box.end - box.start)
     # An edge in the colour of the page separates boxes of one colour; it would hide the short ones of a measured run.
@@ -169,10 +169,10 @@ def _box(box: Box, frame: Frame, y: float) -> Group:
             is_tight = DEJAVU * size * len(text) > FILL * width  # for the font that browsers take without Arial
             length = FILL * width if is_tight else 0.0
             shapes.append(Text(x + width / 2, place, text, kind.ink, size, centered=True, length=length))
-    return Group(shapes, box.detail or kind.name)
+    return ShapeGroup(shapes, box.detail or kind.name)
 
 
-def _arrow(arrow: Arrow, frame: Frame) -> Group:
+def _arrow(arrow: Arrow, frame: Frame) -> ShapeGroup:
     """A line with an arrowhead from the edge of one row to that of another."""
     down = arrow.target > arrow.source
     x1, x2 = frame.x(arrow.start), frame.x(arrow.end)
@@ -181,7 +181,7 @@ def _arrow(arrow: Arrow, frame: Frame) -> Group:
     length = hypot(x2 - x1, y2 - y1) or 1.0
     along, across = ((x2 - x1) / length, (y2 - y1) / length), (-(y2 - y1) / length, (x2 - x1) / length)
     sides = [(x2 - 7 * along[0] + side * 3 * across[0], y2 - 7 * along[1] + side * 3 * across[1]) for side in (1, -1)]
-    return Group([Line(x1, y1, x2, y2, "ink", dashed=not arrow.arrives), Polygon(((x2, y2), *sides), "ink")])
+    return ShapeGroup([Line(x1, y1, x2, y2, "ink", dashed=not arrow.arrives), Polygon(((x2, y2), *sides), "ink")])
 
 
 def _legend(drawing: Drawing, edge: float, top: float, width: float, letter: float) -> tuple[list[Shape], float]:

@@ -90,10 +90,10 @@ class Text(NamedTuple):
 Shape = Rect | Line | Polyline | Circle | Polygon | Text
 
 
-class Group(NamedTuple):
+class ShapeGroup(NamedTuple):
     """Shapes that belong together, with a tooltip if `title` is not empty."""
 
-    shapes: Sequence[Shape | Group]
+    shapes: Sequence[Shape | ShapeGroup]
     title: str = ""
 
 
@@ -115,7 +115,7 @@ class Picture:
     title: str
     width: float
     height: float
-    shapes: Sequence[Shape | Group]
+    shapes: Sequence[Shape | ShapeGroup]
     scale: float = 1.0
 
     def svg(self) -> str:
@@ -165,8 +165,8 @@ def _dark_style() -> str:
     return f"<style>@media (prefers-color-scheme: dark) {{ {rules} }}</style>"
 
 
-def _element(shape: Shape | Group) -> str:
-    if isinstance(shape, Group):
+def _element(shape: Shape | ShapeGroup) -> str:
+    if isinstance(shape, ShapeGroup):
         title = f"<title>{_text(shape.title)}</title>" if shape.title else ""
         between = "" if title else "\n"
         return f"<g>{between}{title}{between.join(map(_element, shape.shapes))}{between}</g>"
@@ -226,9 +226,9 @@ def _px(value: float) -> str:
 # -- matplotlib ------------------------------------------------------------------------------------------------------
 
 
-def _flat(shapes: Iterable[Shape | Group]) -> Iterator[Shape]:
+def _flat(shapes: Iterable[Shape | ShapeGroup]) -> Iterator[Shape]:
     for shape in shapes:
-        if isinstance(shape, Group):
+        if isinstance(shape, ShapeGroup):
             yield from _flat(shape.shapes)
         else:
             yield shape

@@ -77,8 +77,8 @@ class CublasProducts:
         self._workspace = cupy.empty((WORKSPACE_BYTES,), np.uint8)
         self._stream: int | None = None
 
-    def multiply(self, a: Any, b: Any, out: Any, factor: float = 1.0, keep: float = 0.0) -> None:
-        """``out = keep * out + factor * a @ b``; with ``keep = 0`` the old `out` is not read.
+    def multiply(self, a: Any, b: Any, out: Any) -> None:
+        """``out = a @ b``.
 
         Raises `ValueError` if shapes or dtypes do not match, or an array is contiguous along neither axis.
 
@@ -93,14 +93,11 @@ class CublasProducts:
         if m == 0 or n == 0:
             return
         if k == 0:
-            if keep:
-                out *= keep
-            else:
-                out.fill(0)
+            out.fill(0)
             return
         column_major, out_stride = _order(out)
         if column_major:
-            self.multiply(b.T, a.T, out.T, factor, keep)
+            self.multiply(b.T, a.T, out.T)
             return
         # cuBLAS is column-major: to it row-major arrays are their transposes, and out.T = b.T @ a.T.
         (a_column_major, a_stride), (b_column_major, b_stride) = _order(a), _order(b)
@@ -111,8 +108,8 @@ class CublasProducts:
             TRANSPOSE if b_column_major else NO_TRANSPOSE,
             TRANSPOSE if a_column_major else NO_TRANSPOSE,
             *(n, m, k),
-            *(ctypes.byref(scalar(factor)), b.data.ptr, kind, b_stride, a.data.ptr, kind, a_stride),
-            *(ctypes.byref(scalar(keep)), out.data.ptr, kind, out_stride),
+            *(ctypes.byref(scalar(1.0)), b.data.ptr, kind, b_stride, a.data.ptr, kind, a_stride),
+            *(ctypes.byref(scalar(0.0)), out.data.ptr, kind, out_stride),
             self._compute[dtype],
             DEFAULT_ALGORITHM,
         )

@@ -22,7 +22,6 @@ from weakref import finalize, ref
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.comm.blocks import block_size
 from hybridnn.comm.group import Group
 from hybridnn.comm.recorder import Call, CapturedCalls, Recorder, capture_calls
 from hybridnn.gpu.cupy_kernels import CupyKernels
@@ -181,7 +180,6 @@ class CudaGraphSteps:
         updates = self._state.updates
         if size in self._replays:
             self._replays[size](about)
-            self._chunk.replica.set_samples(block_size(size, self._group.size, self._group.rank))
         elif not self._capture(size, run):
             self._state.updates = updates
             run()

@@ -189,11 +189,7 @@ class CupyKernels(Kernels):
 
     def matmul(self, a: Array, b: Array, out: Array) -> None:
         """``out = a @ b``."""
-        self.add_product(a, b, out, 1.0, 0.0)
-
-    def add_product(self, a: Array, b: Array, out: Array, factor: float, keep: float) -> None:
-        """``out = keep * out + factor * a @ b``."""
-        self._products.multiply(a, b, out, factor, keep)
+        self._products.multiply(a, b, out)
 
     def matmul_transposed(self, a: Array, b: Array, out: Array, workspace: Array | None = None) -> None:
         """``out = a.T @ b``."""
@@ -224,11 +220,7 @@ class CupyKernels(Kernels):
 
     def row_sums(self, dz: Array, ones: Array | None, out: Array) -> None:
         """Sum of every row of `dz`, shape (rows, n), into `out`, shape (rows,)."""
-        self.add_row_sums(dz, ones, out, 1.0, 0.0)
-
-    def add_row_sums(self, dz: Array, ones: Array | None, out: Array, factor: float, keep: float) -> None:
-        """``out = keep * out + factor * row_sums``."""
-        self._rows("row_sums", dz, sums=out, more=(float(factor), float(keep)))
+        self._rows("row_sums", dz, sums=out)
 
     def gradient_and_row_sums(
         self,
@@ -389,14 +381,14 @@ class CupyKernels(Kernels):
         more = (float(eps), *map(float, corrections))
         self._launch.elementwise("adam_prediction", weights, first, second, out, more=more)
 
-    def _rows(self, name: str, *arrays: Array, sums: Array, more: tuple[float, ...] = ()) -> None:
+    def _rows(self, name: str, *arrays: Array, sums: Array) -> None:
         """Launch a kernel over arrays of shape (rows, n) that computes row sums."""
         dtype, (rows, columns) = same_size(*arrays), arrays[0].shape
         require(sums.size == rows, "a sum for every row")
         same_dtype(arrays[0], sums)
         if rows:
             block = row_block(columns, dtype.itemsize)
-            self._launch(name, dtype, blocks_of_rows(rows, block), block, *arrays, sums, rows, columns, *more)
+            self._launch(name, dtype, blocks_of_rows(rows, block), block, *arrays, sums, rows, columns)
 
     def _sum(self, name: str, dtype: np.dtype[Any], n: int, *arguments: Any) -> None:
         """Launch a reduction of `n` elements, which may be 0."""

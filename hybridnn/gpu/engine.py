@@ -55,7 +55,7 @@ class GpuEngine(Engine):
         if grid.pipeline == 1:  # forward passes of more samples, in workspaces of their own
             forward = layout.largest_schedules()[1]
             plans = [plan_chunk((forward, forward), 0, index) for index in range(layout.chunks)]
-            self._forward = self._executors(plans, trains=False)
+            self._forward = self._executors(plans)
 
     def place(self, split: DataSplit, given: object, keep_as: str | None) -> DataSplit:
         """As `Engine.place`: on the device if they fit, unless rank 0 scatters them from host memory; collective."""

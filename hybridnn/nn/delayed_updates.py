@@ -82,7 +82,6 @@ class _PipeMare(Optimizer):
     discrepancy_decay: BelowOne = 0.5
 
     predicts_weights = True
-    reads_gradient_once = False
 
     def update(
         self, weights: Array, gradient: Array, state: OptimizerState, lr: float, out: Array | None = None

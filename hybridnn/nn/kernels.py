@@ -10,17 +10,21 @@ On a GPU calls are asynchronous: they enqueue work on the current stream. Only `
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from importlib.machinery import ExtensionFileLoader, PathFinder
+from importlib.util import find_spec, module_from_spec
 from itertools import pairwise
 from math import isfinite, sqrt
+from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.nn.activations import ACTIVATIONS
-from hybridnn.nn.blas import daxpy, dgemm, dgemv, saxpy, sgemm, sgemv
 
 if TYPE_CHECKING:
     from hybridnn.nn.optimizers import SGD, Adam
@@ -44,11 +48,47 @@ block: they must be the same ones. Several threads of BLAS divide long vectors a
 
 NORM_BLOCK = 1 << 16
 
+BLAS_PACKAGE = "scipy.linalg"
+
+
+def load_blas() -> ModuleType:
+    """The module with ``saxpy`` and ``daxpy``, which NumPy does not offer: SciPy's extension, or `scipy.linalg.blas`.
+
+    The package takes a fifth of a second to import, its extension a tenth of that; SciPy documents only the package.
+    """
+    if BLAS_PACKAGE not in sys.modules:
+        try:
+            return _blas_extension()
+        except (ImportError, AttributeError):  # another layout, or libraries that only the package's import finds
+            pass
+    from scipy.linalg import blas
+
+    public: ModuleType = blas
+    return public
+
+
+def _blas_extension() -> ModuleType:
+    """Load the extension; raises `ImportError` or `AttributeError` if it is not what is expected."""
+    name, scipy = f"{BLAS_PACKAGE}._fblas", find_spec("scipy")  # does not import it
+    folders = [] if scipy is None else scipy.submodule_search_locations or []
+    found = PathFinder.find_spec(name, [str(Path(folder, "linalg")) for folder in folders])
+    if found is None or not isinstance(found.loader, ExtensionFileLoader):
+        raise ImportError(f"{name} is not an extension module in a folder of SciPy")
+    module = module_from_spec(found)
+    found.loader.exec_module(module)
+    # Such a module enters itself. A later import of the package then has to find it anew, to become its attribute.
+    sys.modules.pop(name, None)
+    _ = module.saxpy, module.daxpy
+    return module
+
+
+_BLAS = load_blas()
+
 
 def add_scaled(y: HostArray, factor: float, x: HostArray) -> None:
     """``y += factor * x`` for contiguous arrays, in one pass where NumPy takes two."""
     if y.size:
-        (saxpy if y.dtype == np.float32 else daxpy)(x.reshape(-1), y.reshape(-1), a=factor)
+        (_BLAS.saxpy if y.dtype == np.float32 else _BLAS.daxpy)(x.reshape(-1), y.reshape(-1), a=factor)
 
 
 def squared_norm(flat: HostArray) -> float:
@@ -177,32 +217,6 @@ class Kernels:
             return
         np.matmul(b.T, a, out=workspace)
         np.copyto(out, workspace.T)
-
-    def add_product(self, a: Array, b: Array, out: Array, factor: float, keep: float) -> None:
-        """``out = keep * out + factor * a @ b`` by one call of BLAS ``gemm``, whose ``beta`` NumPy does not offer.
-
-        Parameters
-        ----------
-        a : ndarray, shape (m, k)
-        b : ndarray, shape (k, n)
-        out : ndarray, shape (m, n)
-            Of the dtype of `a` and `b`, float32 or float64; every row is contiguous.
-        """
-        gemm = sgemm if out.dtype == np.float32 else dgemm
-        # BLAS expects column-major matrices: it gets the transposes, out.T = b.T @ a.T, or a flag to transpose.
-        left, transpose_left = (b.T, 0) if b.flags.c_contiguous else (b, 1)
-        right, transpose_right = (a.T, 0) if a.flags.c_contiguous else (a, 1)
-        if out.size:  # SciPy refuses empty matrices
-            gemm(factor, left, right, keep, out.T, transpose_left, transpose_right, 1)
-
-    def add_row_sums(self, dz: Array, ones: Array, out: Array, factor: float, keep: float) -> None:
-        """``out = keep * out + factor * dz @ ones``: the row sums of `dz`, shape (rows, n), added to `out`."""
-        gemv = sgemv if out.dtype == np.float32 else dgemv
-        matrix, transpose = (dz.T, 1) if dz.flags.c_contiguous else (dz, 0)
-        if dz.size:
-            gemv(factor, matrix, ones, keep, out, 0, 1, 0, 1, transpose, 1)
-        else:  # SciPy refuses empty matrices
-            out[...] = keep * out if keep else 0
 
     def add_bias(self, z: Array, bias: Array) -> None:
         """Add `bias`, shape (rows, 1), to every column of `z`, shape (rows, n)."""

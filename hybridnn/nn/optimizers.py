@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
 from types import MappingProxyType
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
@@ -60,18 +60,6 @@ def new_state(optimizer: Optimizer, weights: Array, kernels: Kernels) -> Optimiz
     return OptimizerState(slots, scratch, kernels)
 
 
-class LinearUpdate(NamedTuple):
-    """An update that reads the gradient only once, so that the gradient need not be stored.
-
-    ``target = keep * target + factor * gradient``, and then, with a `step`, ``weights += step * target``.
-    """
-
-    target: Array  # the weights, or a slot
-    factor: float
-    keep: float
-    step: float | None  # minus the first of `Optimizer.step_scalars`; None if `target` is the weights
-
-
 class Optimizer(ABC):
     """Base of optimizers: frozen dataclasses whose fields are the keys of ``[optimizer]``, checked by their types.
 
@@ -85,8 +73,6 @@ class Optimizer(ABC):
         Base learning rate.
     slot_names : tuple of str
         Names of the arrays of its state, which checkpoints contain.
-    reads_gradient_once : bool
-        Whether an update is a `LinearUpdate`.
     predicts_weights : bool
         Whether `predict` is defined.
     """
@@ -110,14 +96,6 @@ class Optimizer(ABC):
         Called with slices of the parameters. Array operations are those of NumPy's ufuncs, which accept arrays of a GPU
         too, or `Kernels`. While steps are recorded (``state.device_scalars``), new arrays must not be allocated.
         """
-
-    @property
-    def reads_gradient_once(self) -> bool:  # noqa: D102
-        return False
-
-    def linear_update(self, weights: Array, state: OptimizerState, lr: float) -> LinearUpdate:
-        """Description of the next update, which is counted as done; for optimizers that read gradients once."""
-        raise NotImplementedError
 
     def step_scalars(self, state: OptimizerState, lr: float) -> Sequence[float]:
         """Scalars of the next update that depend on the learning rate and the number of the step, at most three."""
@@ -187,18 +165,6 @@ class SGD(Optimizer):
             self,
             (lr,) if state.device_scalars is None else state.device_scalars,
         )
-
-    @property
-    def reads_gradient_once(self) -> bool:
-        """False with weight decay, which adds the weights to the gradient, and with Nesterov's step."""
-        return not (self.nesterov or self.weight_decay)
-
-    def linear_update(self, weights: Array, state: OptimizerState, lr: float) -> LinearUpdate:
-        """The gradient is added to the velocity, or without momentum to the weights."""
-        state.updates += 1
-        if not self.momentum:
-            return LinearUpdate(weights, -lr, 1.0, None)
-        return LinearUpdate(state.slots["velocity"], 1.0 - self.dampening, self.momentum, -lr)
 
     @property
     def predicts_weights(self) -> bool:

@@ -5,9 +5,9 @@ The term is Megatron-LM's: a rank has one model chunk, or several in an interlea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,20 +20,12 @@ from hybridnn.nn.parameters import LayerParameters, ParameterLayout, parameter_n
 from hybridnn.parallel.dense import LayerArrays, WeightGradientArrays, parallel_dense, split_layers
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.replica import PrivateReplica
-from hybridnn.parallel.workspace import (
-    MicrobatchBuffers,
-    StageArrays,
-    StageRole,
-    Workspace,
-    weight_gradient_input_sizes,
-)
+from hybridnn.parallel.workspace import MicrobatchBuffers, StageArrays, StageRole, Workspace
 
 if TYPE_CHECKING:
-    from hybridnn.parallel.fused_update import FusedUpdateReplica
-    from hybridnn.parallel.replica_sharing import Sharing
-    from hybridnn.parallel.shared_replica import SharedReplica
+    from hybridnn.parallel.shared_replica import SharedReplica, Sharing
 
-    Replica = PrivateReplica | SharedReplica | FusedUpdateReplica
+    Replica = PrivateReplica | SharedReplica
 
 
 @dataclass(frozen=True)
@@ -42,8 +34,6 @@ class ReplicaConfig:
 
     sharing: Sharing | None = None  # the ranks of the node that share a replica; None for private replicas
     arrays: int = 1  # arrays of a shared replica: versions of the weights, and slots of the optimizer
-    # compute weight gradients during the update (`FusedUpdateReplica`); for batch groups on one node, or one GPU
-    fused_update: bool = False
 
 
 class ModelChunk:
@@ -81,8 +71,7 @@ class ModelChunk:
         self._dense = [parallel_dense(shard, group, overlap, kernels) for shard in self.shards]
         self.layout = ParameterLayout(self.shards)
         self.replica = _make_replica(config, grid.batch_group, self.layout, dtype, overlap, kernels)
-        gradient = self.replica.gradient
-        self._gradients = [] if gradient is None else self.layout.views(gradient)
+        self._gradients = self.layout.views(self.replica.gradient)
         self.weights: NDArray[Any] = self.replica.new_array()
         self.loss: NDArray[Any] = self.replica.loss
         self.parameters = self.layout.views(self.weights)
@@ -92,9 +81,8 @@ class ModelChunk:
         capacity: int,
         role: StageRole,
         buffers: MicrobatchBuffers = MicrobatchBuffers(),  # noqa: B008 - frozen
-        memory: Iterator[Array] | None = None,
     ) -> Workspace:
-        """Workspace for microbatches of up to `capacity` samples on this rank; `memory` as for `Workspace`."""
+        """Workspace for microbatches of up to `capacity` samples on this rank."""
         # Between stages and within a model group rows travel, and the kernels of a device read along them.
         features_contiguous = self._group.size > 1 or not all(role) or not self.kernels.on_host
         return Workspace(
@@ -105,13 +93,7 @@ class ModelChunk:
             buffers,
             features_contiguous=features_contiguous,
             kernels=self.kernels,
-            memory=memory,
         )
-
-    def training_workspace(self, capacity: int, role: StageRole) -> Workspace | None:
-        """Workspace of training passes, where the replica needs one of its own; else None."""
-        sizes = weight_gradient_input_sizes(self.shards, capacity)
-        return self.replica.training_workspace(partial(self.workspace, capacity, role), sizes)
 
     def forward(self, arrays: StageArrays, parameters: Sequence[LayerParameters] | None = None) -> None:
         """Compute the outputs from the inputs in `arrays`, with the current weights by default."""
@@ -126,7 +108,7 @@ class ModelChunk:
         accumulate: bool = False,
         reduce: bool = False,
     ) -> None:
-        """Compute the gradients from the output gradient in `arrays`, those of weights only if the replica stores them.
+        """Compute the gradients from the output gradient in `arrays`.
 
         Parameters
         ----------
@@ -135,10 +117,6 @@ class ModelChunk:
         reduce : bool
             Start the all-reduce of each layer's gradients as soon as they are complete; `replica.finish` completes it.
         """
-        if not self._gradients:
-            self.input_gradient(arrays, parameters)
-            self.replica.set_samples(len(arrays.columns))
-            return
         parameters = parameters or self.parameters
         for index in reversed(range(len(self._dense))):
             layer, dense = arrays.layers[index], self._dense[index]
@@ -260,17 +238,10 @@ def _make_replica(
     config: ReplicaConfig, batch: Group, layout: ParameterLayout, dtype: DTypeLike, overlap: bool, kernels: Kernels
 ) -> Replica:
     """The replica of a chunk. Its kind is imported where it is chosen: most trainings need one."""
-    sharing = config.sharing
-    if config.fused_update:
-        from hybridnn.parallel.fused_update import FusedUpdateReplica
-        from hybridnn.parallel.node_memory import NodeMemory
-
-        memory = NodeMemory(batch) if sharing is None else sharing.memory
-        return FusedUpdateReplica(memory, batch, layout, dtype, config.arrays, kernels)
-    if sharing is not None:
+    if config.sharing is not None:
         from hybridnn.parallel.shared_replica import SharedReplica
 
-        return SharedReplica(sharing, layout.size, dtype, config.arrays)
+        return SharedReplica(config.sharing, layout.size, dtype, config.arrays)
     return PrivateReplica(batch, layout.ends, dtype, overlap, kernels)
 
 

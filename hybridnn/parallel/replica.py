@@ -1,63 +1,22 @@
 """Replicas: the weights, gradients and optimizer state of a stage, kept equal over its batch group.
 
 `PrivateReplica`: every batch rank has its own and all-reduces the gradients. `SharedReplica` (``shared_replica.py``):
-the batch ranks of a node have one in a shared-memory window. `FusedUpdateReplica` (``fused_update.py``): all batch
-ranks are on one node, and weight gradients are computed during the update. They have the same interface, documented at
+the batch ranks of a node have one in a shared-memory window. They have the same interface, documented at
 `PrivateReplica`, whose methods are collective over the batch group, except `ready` and `bytes_per_rank`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from numpy.typing import DTypeLike
 
 from hybridnn.comm.group import Group
 from hybridnn.nn.kernels import NUMPY, Array, Kernels
-from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import Optimizer, OptimizerState, new_state
 
-if TYPE_CHECKING:
-    from hybridnn.parallel.workspace import MicrobatchBuffers, Workspace
 
-    MakeWorkspace = Callable[[MicrobatchBuffers, Iterator[Array]], Workspace]
-
-LEAST_PARAMETERS = 1 << 16
-"""Fewest parameters for a fused update: for smaller networks its additional calls cost more than they save."""
-
-
-def fused_update_pays(model: MLP, batch_size: int, batch: int, split: int) -> bool:
-    """Whether a fused update needs less memory than stored gradients, and the network is large enough.
-
-    It stores no gradients, but ``dz`` of every layer, and separate activations for evaluation. `batch_size` counts the
-    samples of all ranks; `batch` and `split` are numbers of batch and of model ranks.
-    """
-    return model.parameters >= split * max(LEAST_PARAMETERS, 2 * -(-batch_size // batch) * sum(model.sizes))
-
-
-class Replica:
-    """What a replica need not define."""
-
-    gradient: Array = None  # None where gradients are not stored
-
-    def training_workspace(self, make: MakeWorkspace, sizes: Sequence[int]) -> Workspace | None:
-        """Workspace of training passes if it cannot be that of evaluations; else None.
-
-        Parameters
-        ----------
-        make : callable
-            Makes a workspace with some buffers, whose operands of weight gradients are in the given memory.
-        sizes : sequence of int
-            Of these operands, in elements.
-        """
-        return None
-
-    def set_samples(self, samples: int) -> None:
-        """Set the number of this rank's samples whose backward pass is complete; only a fused update needs it."""
-
-
-class PrivateReplica(Replica):
+class PrivateReplica:
     """A replica in this rank's own memory.
 
     Attributes

@@ -6,21 +6,93 @@ twice, and the weights and the optimizer's state are stored once. Between nodes,
 
 The ranks synchronize twice in a step: at the all-reduce of the loss, after which no rank reads the weights of this step
 or writes gradients, and at a barrier after the update.
+
+A replica is divided into as many slices as the node with the most ranks has ranks, the same slices on every node. They
+are assigned to a node's ranks in order. The owners of a slice, one per node, sum it over the nodes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from hybridnn.nn.kernels import NUMPY, HostArray, squared_norm
+from hybridnn.comm.blocks import block_bounds
+from hybridnn.comm.group import Group
+from hybridnn.nn.kernels import NUMPY, SLICE_UNIT, HostArray, squared_norm
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
-from hybridnn.parallel.replica_sharing import NodeReplica, Sharing, slice_bounds
+from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.parallel.node_memory import NodeMemory
 
 SUM_BLOCK = 1 << 16  # elements that are summed and, while in the cache, updated: measured fastest between 2^12 and 2^24
+
+
+@dataclass(frozen=True)
+class OwnedSlice:
+    """A slice that this rank owns."""
+
+    number: int
+    owners: Group | None  # its owners on all nodes; None if one node holds the whole batch group
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """The ranks of this node that share a replica, in a batch group that may span several nodes."""
+
+    memory: NodeMemory
+    batch: Group
+    slices: int  # slices of the replica, on every node the same
+    owned: tuple[OwnedSlice, ...]  # the slices that this rank owns, in order
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all ranks of the batch group share one replica."""
+        return self.batch.size == self.memory.group.size
+
+
+def share_replicas(grid: ProcessGrid) -> Sharing | None:
+    """Create the shared memory and groups of shared replicas; collective over the grid.
+
+    Returns
+    -------
+    Sharing or None
+        None if no node holds several ranks of this rank's batch group.
+    """
+    batch = grid.batch_group
+    sharers = len(set(batch.members) & set(grid.node_group.members))
+    extremes = np.array([sharers, -sharers], np.int64)
+    batch.allreduce(extremes, "max")
+    slices, fewest = int(extremes[0]), -int(extremes[1])
+    most = extremes[:1].copy()
+    grid.world.allreduce(most, "max")
+    if most[0] == 1:
+        return None
+    # The ranks that share a node and a batch group, and so the weights.
+    memory = NodeMemory(grid.node_group.split(batch.members[0], "batch"), "parallel.shared_replicas = false")
+    if slices == 1:
+        return None
+    own = [number for number in range(slices) if number * sharers // slices == memory.group.rank]
+    if sharers == batch.size:
+        return Sharing(memory, batch, slices, tuple(OwnedSlice(number, None) for number in own))
+    # No rank owns two slices whose numbers are congruent modulo `splits`: so many splits create all groups of owners.
+    splits = -(-slices // fewest)
+    owned = []
+    for remainder in range(splits):
+        number = next((number for number in own if number % splits == remainder), None)
+        group = batch.split(slices if number is None else number, "batch", remainder)
+        if number is not None:
+            owned.append(OwnedSlice(number, group))
+    # All owners reduce their slices in the order of the numbers, which avoids deadlocks.
+    return Sharing(memory, batch, slices, tuple(sorted(owned, key=lambda item: item.number)))
+
+
+def slice_bounds(size: int, slices: int, number: int) -> tuple[int, int]:
+    """Start and stop of a slice of a flat buffer, in units of `SLICE_UNIT`; may be empty."""
+    start, stop = block_bounds(-(-size // SLICE_UNIT), slices, number)
+    return min(start * SLICE_UNIT, size), min(stop * SLICE_UNIT, size)
 
 
 @dataclass(frozen=True)
@@ -43,7 +115,7 @@ class _Block:
         return total
 
 
-class SharedReplica(NodeReplica):
+class SharedReplica:
     """A replica in a shared-memory window of the batch ranks of a node.
 
     Raises `EnvironmentProblem` if the node's shared memory is too small.
@@ -61,10 +133,12 @@ class SharedReplica(NodeReplica):
     """
 
     def __init__(self, sharing: Sharing, size: int, dtype: DTypeLike, arrays: int) -> None:
-        self._sharing = sharing
+        self._sharing, self._memory, self._batch = sharing, sharing.memory, sharing.batch
         ranks, rank = sharing.memory.group.size, sharing.memory.group.rank
         window = sharing.memory.allocate((arrays + ranks, size), dtype)
-        super().__init__(sharing.memory, sharing.batch, iter(window[:arrays]), dtype)
+        self._arrays = iter(window[:arrays])
+        self.is_leader = self._memory.is_leader
+        self.loss, self.total_loss = NUMPY.zeros((1,), dtype), NUMPY.zeros((1,), dtype)
         self._segments = window[arrays:]
         self.gradient = self._segments[rank]
         _, largest = slice_bounds(size, sharing.slices, 0)
@@ -81,7 +155,15 @@ class SharedReplica(NodeReplica):
     @property
     def nbytes(self) -> int:
         """Bytes of the gradients and the workspace of this rank."""
-        return sum(item.nbytes for item in (self.gradient, self.loss, self._total, self._workspace))
+        return sum(item.nbytes for item in (self.gradient, self.loss, self.total_loss, self._workspace))
+
+    def new_array(self) -> HostArray:
+        """The next of the shared arrays; all ranks must call this in the same order."""
+        return next(self._arrays)
+
+    def bytes_per_rank(self, nbytes: int) -> int:
+        """`nbytes` divided by the number of ranks that share, rounded up."""
+        return -(-nbytes // self._memory.group.size)
 
     def new_state(self, optimizer: Optimizer, weights: HostArray) -> OptimizerState:
         """State before the first update, its slots in the window."""
@@ -93,9 +175,16 @@ class SharedReplica(NodeReplica):
         ]
         return OptimizerState(slots, scratch, NUMPY)
 
+    def ready(self, layer: int) -> None:
+        """Does nothing: the gradients are in shared memory as soon as they are computed."""
+
     def finish(self) -> None:
-        """See `NodeReplica.finish`; after it no rank reads weights of this step or writes gradients."""
-        super().finish()
+        """All-reduce the loss over the batch group, which completes only after all backward passes.
+
+        After it no rank reads weights of this step or writes gradients.
+        """
+        NUMPY.copy(self.loss, self.total_loss)
+        self._memory.publish(lambda: self._batch.allreduce(self.total_loss))
         self._is_summed = False
 
     def update(
@@ -138,6 +227,24 @@ class SharedReplica(NodeReplica):
         self._sum()
         for block in chain(*self._slices):
             NUMPY.clip_to_norm(block.own, squared_norm, limit)
+
+    def fill(self, write: Callable[[], None]) -> None:
+        """Call `write` on the leader, after all ranks have stopped reading."""
+        self.publish()
+        if self.is_leader:
+            write()
+        self.publish()
+
+    def publish(self) -> None:
+        """See `PrivateReplica.publish`."""
+        self._memory.publish()
+
+    def synchronize_state(self, state: OptimizerState) -> None:
+        """See `PrivateReplica.synchronize_state`."""
+        updates = np.array([state.updates], np.int64)
+        self._memory.group.broadcast(updates)
+        self.publish()
+        state.updates = int(updates[0])
 
     def _blocks(self, number: int) -> list[_Block]:
         """The cache blocks of a slice."""

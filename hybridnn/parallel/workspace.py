@@ -8,7 +8,7 @@ memory. If weight gradients are computed later, each set of activations stores t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -35,15 +35,6 @@ def samples_are_contiguous(n: int, dtype: DTypeLike) -> bool:
     such a block, they are faster with whole samples; in float32 they are slower.
     """
     return np.dtype(dtype) == np.float64 and (n < WIDE or n % STEP != 0)
-
-
-def weight_gradient_input_sizes(shards: Sequence[LayerShard], capacity: int) -> list[int]:
-    """Elements of the arrays from which weight gradients are computed, for `capacity` samples.
-
-    They are the input, loaded by the stage, the layers' outputs, and their ``dz``.
-    """
-    outputs, own = map(_output_height, shards), map(_own_height, shards)
-    return [height * capacity for height in (shards[0].layer.inputs, *outputs, *own)]
 
 
 class StageRole(NamedTuple):
@@ -100,9 +91,6 @@ class Workspace:
     ----------
     features_contiguous : bool
         Whether rows of the arrays must be contiguous, because they travel in messages or kernels read along them.
-    memory : iterator of ndarray, optional
-        Memory for the operands of weight gradients, if other ranks read them: one set, with ``dz``, of the sizes and in
-        the order of `weight_gradient_input_sizes`.
     """
 
     def __init__(
@@ -115,13 +103,12 @@ class Workspace:
         *,
         features_contiguous: bool = True,
         kernels: Kernels = NUMPY,
-        memory: Iterator[Array] | None = None,
     ) -> None:
-        self._kernels, self._features_contiguous, self._memory = kernels, features_contiguous, memory
+        self._kernels, self._features_contiguous = kernels, features_contiguous
         self._shards, self._role, self._buffers = shards, role, buffers
         self._capacity, self._dtype = capacity, np.dtype(dtype)
         self._cache: dict[tuple[int, int, int, bool | None], StageArrays] = {}
-        self._inputs = [self._allocate_operand(shards[0].layer.inputs) for _ in range(buffers.inputs)]
+        self._inputs = [self._allocate(shards[0].layer.inputs) for _ in range(buffers.inputs)]
         self._targets: dict[bool, list[Array]] = {}  # by whether they are labels
         self._activations = [self._allocate_activations() for _ in range(buffers.activations)]
         self._columns = kernels.to_device(np.arange(capacity))
@@ -169,16 +156,13 @@ class Workspace:
     def _allocate(self, height: int) -> Array:
         return self._kernels.empty((height * self._capacity,), self._dtype)
 
-    def _allocate_operand(self, height: int) -> Array:
-        return self._allocate(height) if self._memory is None else next(self._memory)
-
     def _allocate_activations(self) -> _ActivationSet:
         shards, keeps_dz = self._shards, self._buffers.keeps_dz
         return _ActivationSet(
-            [self._allocate_operand(_output_height(shard)) for shard in shards],
+            [self._allocate(_output_height(shard)) for shard in shards],
             [self._allocate(_own_height(shard)) if shard.layer.residual else None for shard in shards],
             [self._allocate(shard.layer.inputs) if _gathers_input(shard) else None for shard in shards],
-            [self._allocate_operand(_own_height(shard)) if keeps_dz else None for shard in shards],
+            [self._allocate(_own_height(shard)) if keeps_dz else None for shard in shards],
         )
 
     def _view(self, n: int, input_slot: int, activation_slot: int, labels: bool | None) -> StageArrays:

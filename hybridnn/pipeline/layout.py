@@ -10,9 +10,7 @@ from math import prod
 
 from hybridnn.comm.blocks import block_size, block_sizes
 from hybridnn.nn.mlp import MLP, DenseLayer
-from hybridnn.nn.optimizers import Optimizer
-from hybridnn.parallel.places import StageShapes
-from hybridnn.parallel.replica import fused_update_pays
+from hybridnn.parallel.grid import StageShapes
 from hybridnn.pipeline.schedules.methods import METHODS, Method, forward_only, make_schedule
 from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.utils.text import counted
@@ -184,24 +182,6 @@ class Layout:
     def ranks(self) -> int:
         """Ranks of all stages."""
         return sum(map(prod, self.stages))
-
-    def fuses_update(
-        self, model: MLP, batch_size: int, optimizer: Optimizer, *, clips: bool, one_replica: bool
-    ) -> bool:
-        """Whether the update is fused with the weight-gradient products, so that no gradients are kept.
-
-        Parameters
-        ----------
-        one_replica : bool
-            Whether a batch group has one replica, of one rank or of all its ranks.
-        """
-        return (
-            len(self.stages) == self.microbatches == 1
-            and one_replica
-            and not clips
-            and optimizer.reads_gradient_once
-            and fused_update_pays(model, batch_size, *self.stages[0])
-        )
 
 
 _forward_schedule = lru_cache(4)(forward_only)  # many layouts of a plan have it in common

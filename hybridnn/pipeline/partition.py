@@ -24,7 +24,7 @@ from hybridnn.nn.kernels import NUMPY
 from hybridnn.nn.mlp import MLP, DenseLayer
 from hybridnn.nn.parameters import ParameterLayout
 from hybridnn.parallel.dense import parallel_dense, split_layers
-from hybridnn.parallel.places import StageShapes
+from hybridnn.parallel.grid import StageShapes
 from hybridnn.parallel.workspace import StageRole, Workspace
 from hybridnn.utils.checks import require_whole
 

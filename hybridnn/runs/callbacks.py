@@ -7,11 +7,8 @@ Signals and elapsed time, which differ between ranks, are agreed on by a small a
 from __future__ import annotations
 
 import signal
-from collections import deque
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
-from math import inf, sqrt
+from math import inf
 from pathlib import Path
 from time import perf_counter
 
@@ -19,14 +16,13 @@ import numpy as np
 
 from hybridnn.checkpoints.writing import CheckpointWriter
 from hybridnn.comm.agreement import agree
-from hybridnn.errors import DataError, EnvironmentProblem, SettingError, StoppedBySignal
-from hybridnn.nn.kernels import Array
+from hybridnn.errors import DataError, EnvironmentProblem, StoppedBySignal
 from hybridnn.nn.parameters import parameter_shapes
 from hybridnn.runs.folder import RunFolder
 from hybridnn.runs.records import best_epoch, epochs_without_improvement, score
 from hybridnn.runs.run_files import BEST_WEIGHTS, read_best_weights
 from hybridnn.runs.stop_signals import StopSignals
-from hybridnn.training.records import EpochRecord, Progress, StepPosition, StepRecord
+from hybridnn.training.records import EpochRecord, Progress, StepPosition
 from hybridnn.training.trained_network import Callback, TrainedNetwork
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.settings_models import seconds_of
@@ -215,47 +211,3 @@ class BestWeights(Callback):
         except OSError as error:
             raise EnvironmentProblem(f"{error.filename}: cannot be removed: {error.strerror}") from error
         return -inf
-
-
-# -- errors of predicted weights ---------------------------------------------------------------------------------------
-
-
-class WeightErrors(Callback):
-    """Adds to every `StepRecord` the errors of stale and of predicted weights: `stale_error` and `predicted_error`.
-
-    They compare the weights with those of 1 to `most` updates before, and with the predictions made then. Keeps
-    ``most * (most + 1)`` copies of the weights, and slows the training down.
-
-    Raises `SettingError` for an asynchronous method, or an optimizer that does not predict weights.
-    """
-
-    def __init__(self, trainer: TrainedNetwork, most: int) -> None:
-        if not (trainer.engine.layout.exact and trainer.optimizer.predicts_weights):
-            needs = "an exact method and an optimizer that predicts weights, such as SGD with momentum"
-            raise SettingError("training.weight_error", most, f"above 0 needs {needs}")
-        self._most = most
-        # Of the last updates, the newest first: weights by chunk, and those predicted for 1, 2, ... updates later.
-        self._versions: deque[tuple[list[Array], list[list[Array]]]] = deque(maxlen=most)
-
-    def on_train_batch_end(self, trainer: TrainedNetwork, record: StepRecord) -> None:
-        """Compare the weights with the versions before this update; collective."""
-        stale = tuple(_difference(trainer, weights) for weights, _ in self._versions)
-        predicted = tuple(_difference(trainer, predictions[s]) for s, (_, predictions) in enumerate(self._versions))
-        trainer.history.steps[-1] = replace(record, stale_error=stale, predicted_error=predicted)
-
-    def between_steps(self, trainer: TrainedNetwork, reached: StepPosition) -> bool:
-        """Keep the weights after this update, and predict later ones with its learning rate."""
-        engine, found = trainer.engine, []
-        for updates in range(1, self._most + 1):
-            arrays = [chunk.kernels.empty(chunk.weights.shape, chunk.weights.dtype) for chunk in engine.chunks]
-            for chunk, state, out in zip(engine.chunks, engine.states, arrays, strict=True):
-                trainer.optimizer.predict(chunk.weights, state, reached.learning_rate, updates, out)
-            found.append(arrays)
-        self._versions.appendleft(([chunk.weights.copy() for chunk in engine.chunks], found))
-        return False
-
-
-def _difference(trainer: TrainedNetwork, other: Sequence[Array]) -> float:
-    """Root-mean-square difference of the weights from others; collective."""
-    differences = [chunk.weights - weights for chunk, weights in zip(trainer.engine.chunks, other, strict=True)]
-    return sqrt(trainer.engine.arrays.squared_norms(differences).sum() / trainer.model.parameters)

@@ -8,7 +8,7 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from hybridnn.comm.hosts import Hosts, NodeLoad
-from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
+from hybridnn.pipeline.execution.chunk_runtime import MemoryBreakdown
 from hybridnn.pipeline.layout import Layout
 from hybridnn.training.records import MONITORS, EpochRecord, Record
 from hybridnn.training.trained_network import Callback

@@ -38,8 +38,6 @@ FREE_SETTINGS = frozenset(
         "training.evaluate_every",
         "training.patience",
         "training.evaluate_every_steps",
-        "training.diagnose_staleness",
-        "training.weight_error",
         "training.checkpoint_every",
         "training.keep",
     }

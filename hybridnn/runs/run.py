@@ -25,7 +25,6 @@ from hybridnn.runs.callbacks import (
     BestWeights,
     Checkpoints,
     Patience,
-    WeightErrors,
     restore_best_weights,
 )
 from hybridnn.runs.data import PlacedData, place_data
@@ -75,8 +74,7 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
     settings, data, trainer = _prepare(settings, view)
     grid = trainer.grid
     read_loads = partial(node_loads, grid.world, grid.node_group, meter, trainer.threads.count)
-    most, monitor = settings.training.weight_error, settings.training.monitor
-    callbacks: list[Callback] = [WeightErrors(trainer, most)] if most else []
+    monitor = settings.training.monitor
     predicted = predicted_step(settings, trainer, data.train_samples, data.task)
     folder, path = _open_folder(settings, start, grid)
     with StopSignals(announces=grid.rank == 0) as signals, contextlib.ExitStack() as stack:
@@ -99,7 +97,7 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
         agree(grid.world, lambda: report.start(resumed))
         first_step = trainer.step
         with _with_resume_advice(path):
-            callbacks += [report, view]
+            callbacks: list[Callback] = [report, view]
             if data.validation_samples:  # test samples choose nothing
                 callbacks.append(BestWeights(trainer, folder, monitor))
             if settings.training.patience is not None:

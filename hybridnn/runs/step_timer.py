@@ -10,7 +10,7 @@ import numpy as np
 
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.cost.calibration.computation import StepCase, StepTime
-from hybridnn.cost.prediction.workload import OPTIMIZERS
+from hybridnn.cost.prediction.workload import UPDATE_RULES
 from hybridnn.nn.kernels import NUMPY
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.training.config import TrainConfig
@@ -57,15 +57,14 @@ class TrainingTimer:
     def _engine(self, case: StepCase) -> Engine:
         config = TrainConfig(
             case.model,
-            OPTIMIZERS[case.optimizer],
+            UPDATE_RULES[case.optimizer],
             batch_size=case.batch_size,
             dtype=case.dtype,
             shared_replicas=False,
             log_every=NEVER,
         )
         device = TrainingDevice(NUMPY, "cpu", "")
-        # So that the update is timed by itself.
-        engine = device.make_engine(config, self._grid, case.layout, fused_update=False)
+        engine = device.make_engine(config, self._grid, case.layout)
         engine.arrays.initialize(0)
         return engine
 

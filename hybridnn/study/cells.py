@@ -17,7 +17,7 @@ from hybridnn.errors import GridError, HybridnnError, SettingError
 from hybridnn.pipeline.schedules.methods import METHODS, too_few_stages
 from hybridnn.runs.workload import require_fitting_layout
 from hybridnn.study.axes import METHOD, REPEATED, format_value, has_values
-from hybridnn.study.layouts import FAMILIES, NO_METHOD, ONE_RANK, Layout, LayoutChoice
+from hybridnn.study.layouts import FAMILIES, NO_METHOD, ONE_RANK, LayoutChoice, StudyLayout
 from hybridnn.study.study_file import Study, conclusions_module
 
 LONGEST_ID = 150  # characters of an id before it is cut and a hash appended
@@ -154,7 +154,7 @@ def _first_value(study: Study, label: str) -> Any:
     return next(values[0] for axis, values in study.axes if axis.label == label)
 
 
-def _with_layout(combination: Combination, layout: Layout) -> Combination:
+def _with_layout(combination: Combination, layout: StudyLayout) -> Combination:
     """The combination with a layout in place of the choice, and its method after it."""
     found: Combination = {}
     for label, value in combination.items():

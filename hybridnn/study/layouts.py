@@ -47,14 +47,14 @@ repeats = 5                 # 3 or more for intervals
 """Text of a study file to edit."""
 
 
-class Layout(NamedTuple):
+class StudyLayout(NamedTuple):
     """A process grid, and the method of its pipeline; `NO_METHOD` with one stage."""
 
     grid: Grid
     method: str = NO_METHOD
 
 
-ONE_RANK = Layout((1, 1, 1))
+ONE_RANK = StudyLayout((1, 1, 1))
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class LayoutChoice:
         """Whether it stands for at most one layout of a number of ranks."""
         return len(self.methods) < 2 and (self.grid is not None or self.text in ("batch", "model"))
 
-    def layouts(self, ranks: int | None) -> list[Layout]:
+    def layouts(self, ranks: int | None) -> list[StudyLayout]:
         """The layouts of so many ranks, None for those of the grid; raises `GridError` where there is none.
 
         One rank has one layout, which belongs to every family.
@@ -78,7 +78,7 @@ class LayoutChoice:
         if self.grid is not None:
             if ranks not in (None, prod(self.grid)):
                 raise GridError("the layout has another number of ranks")
-            return [Layout(self.grid, method) for method in self.methods or (NO_METHOD,)]
+            return [StudyLayout(self.grid, method) for method in self.methods or (NO_METHOD,)]
         if ranks is None:
             raise SettingError("axes.layouts", self.text, "needs the axis ranks, or a grid with numbers, such as '2x4'")
         if ranks == 1:
@@ -88,15 +88,15 @@ class LayoutChoice:
             raise GridError("a grid of several batch and model ranks needs a number of ranks that is not prime")
         return found
 
-    def _of_family(self, ranks: int) -> Iterator[Layout]:
+    def _of_family(self, ranks: int) -> Iterator[StudyLayout]:
         name = self.text.partition(":")[0]
         for batch, model in fitting_grids(ranks):
             kind = "batch" if model == 1 else "model" if batch == 1 else "grid"
             if name in (kind, "all"):
-                yield Layout((1, batch, model))
+                yield StudyLayout((1, batch, model))
         for stages in range(ranks, 1, -1):
             if ranks % stages == 0:
-                yield from (Layout((stages, ranks // stages, 1), method) for method in self.methods)
+                yield from (StudyLayout((stages, ranks // stages, 1), method) for method in self.methods)
 
 
 def parse_grid(value: Any) -> Grid:

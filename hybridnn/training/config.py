@@ -169,13 +169,6 @@ class TrainConfig:
         "and after the last epoch of `fit`. Records, evaluations and callbacks of the epochs between follow then, "
         "each with the weights after its epoch.",
     )
-    diagnose_staleness: bool = option(
-        "training",
-        False,
-        "Record in every `StepRecord` how far the gradient of each stage is from that at the newest weights, and the "
-        "weights of its forward pass from those of its backward pass, at the cost of one more pass over the minibatch. "
-        "Without stages it has no effect.",
-    )
     distribution: Annotated[str, OneOf(DISTRIBUTIONS)] = option(
         "data",
         "local",

@@ -30,9 +30,7 @@ class TrainingDevice:
     transport: str | None = None  # transport of its arrays; None on the CPU, where MPI reads and writes them in place
     transport_why: str = field(default="", repr=False)
 
-    def make_engine(
-        self, config: TrainConfig, grid: ProcessGrid, layout: Layout, *, fused_update: bool = True
-    ) -> Engine:
+    def make_engine(self, config: TrainConfig, grid: ProcessGrid, layout: Layout) -> Engine:
         """Make the engine of a training, with the parameters of `Engine`; collective over the grid.
 
         Raises `SettingError` on every rank: the arrays do not fit the memory of one, or ``shared_replicas`` is true and
@@ -43,7 +41,7 @@ class TrainingDevice:
 
         def make() -> Engine:
             try:
-                return self._engine(config, grid, layout, sharing, self.kernels, fused_update=fused_update)
+                return self._engine(config, grid, layout, sharing, self.kernels)
             except MemoryError as error:
                 raise does_not_fit(config, of_samples=False) from error
 

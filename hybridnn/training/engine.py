@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from math import ceil, isfinite, sqrt
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -23,16 +23,22 @@ from hybridnn.parallel.distribution import make_fetch
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk, ReplicaConfig
 from hybridnn.parallel.workspace import StageArrays
-from hybridnn.pipeline.execution.chunk_runtime import ChunkPlan, ChunkRuntime, WeightStore, make_runtime, plan_chunk
+from hybridnn.pipeline.execution.chunk_runtime import (
+    ChunkPlan,
+    ChunkRuntime,
+    MemoryBreakdown,
+    WeightStore,
+    make_runtime,
+    plan_chunk,
+)
 from hybridnn.pipeline.execution.executor import Executor, Loss, Minibatch, NoteWeights
-from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
 from hybridnn.pipeline.execution.program import make_program
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS, Method
 from hybridnn.training.config import TrainConfig
 from hybridnn.training.data_split import DataSplit, minibatches
 from hybridnn.training.global_arrays import GlobalArrays
-from hybridnn.training.layout_choice import does_not_fit, require_memory, uses_fused_update
+from hybridnn.training.layout_choice import does_not_fit, require_memory
 from hybridnn.training.metrics import (
     ClassificationSums,
     Metrics,
@@ -43,8 +49,7 @@ from hybridnn.training.metrics import (
 
 if TYPE_CHECKING:
     from hybridnn.nn.optimizers import OptimizerState
-    from hybridnn.parallel.replica_sharing import Sharing
-    from hybridnn.training.staleness import StalenessDiagnosis
+    from hybridnn.parallel.shared_replica import Sharing
 
 Load = Callable[[Any, int, int, Array | None, Array | None], None]
 """``load(samples, start, stop, x, y)`` of `Minibatch`."""
@@ -55,8 +60,7 @@ KEPT_EXECUTORS = 4  # for training, for forward passes, and for shorter last epo
 class Engine:
     """Weights, optimizer state and workspaces of this rank, on the CPU; `hybridnn.gpu` has the engine of a GPU.
 
-    Every method is collective over the grid. `config` is validated; `sharing` is None for a private replica; with
-    `fused_update`, weight-gradient products are fused with the update if `uses_fused_update` allows it.
+    Every method is collective over the grid. `config` is validated; `sharing` is None for a private replica.
     """
 
     def __init__(
@@ -66,18 +70,15 @@ class Engine:
         layout: Layout,
         sharing: Sharing | None,
         kernels: Kernels = NUMPY,
-        *,
-        fused_update: bool = True,
     ) -> None:
         self.config, self.layout, self.dtype = config, layout, np.dtype(config.dtype)
         self._grid, self._sharing, self._kernels = grid, sharing, kernels
         kernels.compile(self.dtype)
-        fused = fused_update and uses_fused_update(config, grid, layout, sharing, on_host=kernels.on_host)
         schedules = layout.largest_schedules()
         if grid.pipeline > 1:
             _lint(layout, METHODS[layout.method])
         plans = [plan_chunk(schedules, grid.pipeline_rank, index) for index in range(layout.chunks)]
-        replica = ReplicaConfig(sharing, plans[0].weight_versions + len(config.optimizer.slot_names), fused)
+        replica = ReplicaConfig(sharing, plans[0].weight_versions + len(config.optimizer.slot_names))
         self.chunks = [
             ModelChunk(layers, grid, layout.model_split, self.dtype, layout.overlap, kernels, replica)
             for layers in layout.layers_of(config.model, grid.pipeline_rank)
@@ -86,12 +87,7 @@ class Engine:
         self.arrays = GlobalArrays(config.model, grid, layout, self.chunks)
         self.class_weights: Array | None = None  # shape (outputs,), factors of the training loss
         self._fetch = make_fetch(grid, config.distribution)
-        self.staleness: StalenessDiagnosis | None = None
-        if config.diagnose_staleness and grid.pipeline > 1:
-            from hybridnn.training.staleness import StalenessDiagnosis
-
-            stage, every = grid.pipeline_rank, config.log_every
-            self.staleness = StalenessDiagnosis(self.chunks, self.arrays, layout, stage, every)
+        self._note_update: Callable[[Minibatch], None] | None = None
         self._task = ""
         self.is_updating = False  # whether weights or optimizer state are being changed
         self._training = self._forward = self._executors(plans)
@@ -164,8 +160,8 @@ class Engine:
         """Do one update: the step of every method and device."""
         executor.gradient(minibatch)
         take_loss(minibatch, self.chunks[-1].replica.total_loss)
-        if self.staleness is not None and self.staleness.is_logged(minibatch):
-            self.staleness.note_update(minibatch, self.copy_gradient(), self.copy_weights())
+        if self._note_update is not None:
+            self._note_update(minibatch)
         if self.config.clip_norm is not None:
             self._clip(self.config.clip_norm)
         self.is_updating = True
@@ -175,40 +171,23 @@ class Engine:
     def copy_weights(self) -> list[Array]:
         """Copies of this rank's weights by chunk, after the last update of its stage; collective over its replicas."""
         self._publish()  # shared weights are complete
-        copies = [self._copy(chunk.weights) for chunk in self.chunks]
+        copies = [chunk.weights.copy() for chunk in self.chunks]
         self._publish()  # no rank updates them before all have copied
         return copies
 
-    def copy_gradient(self) -> list[Array]:
-        """Copies of the sums of the last gradients by chunk; collective over its replicas."""
-        return [self._copy(chunk.replica.full_gradient()) for chunk in self.chunks]
+    def observe(
+        self, note_weights: NoteWeights | None = None, note_update: Callable[[Minibatch], None] | None = None
+    ) -> None:
+        """Call `note_weights` before passes of trainings from now on, and `note_update` before updates."""
+        self._note_update = note_update
+        self._training.observe(note_weights)
 
-    def exact_gradient(self, minibatch: Minibatch, weights: Sequence[Array]) -> list[Array]:
-        """Gradient of the mean loss over a minibatch at other weights, by chunk, with an exact schedule.
-
-        For the task that was trained last. Collective, while the pipeline is empty; the last gradient stays.
-        """
-        self.copy_gradient()  # segments of a shared replica hold their sums, before the pass and after it
-        last = [self._copy(chunk.replica.gradient) for chunk in self.chunks]
-        with self.other_weights(weights):
-            executor = self._exact.executor(self._task, 1, trains=True)
-            executor.begin([minibatch])
-            executor.gradient(minibatch)
-            for runtime in self._training.runtimes:
-                runtime.finish()
-        found = self.copy_gradient()
-        for chunk, gradient in zip(self.chunks, last, strict=True):
-            self._kernels.copy(gradient, chunk.replica.gradient)
-        self._publish()
-        return found
-
-    @cached_property
-    def _exact(self) -> Executors:
-        """Executors of an exact method, in the workspaces of the training."""
-        layout = self.layout if self.layout.exact else replace(self.layout, method="1f1b")
-        found = Executors(self._grid, layout, self._loss, lambda samples, stores: self._training.runtimes)
-        found.grow(self._training.most)
-        return found
+    def exact_executor(self) -> Executor:
+        """An executor of one minibatch by an exact schedule, in the workspaces and for the task of the training."""
+        schedule = (self.layout if self.layout.exact else replace(self.layout, method="1f1b")).schedule
+        program = make_program(schedule, self._grid.pipeline_rank, self._grid.pipeline, 1)
+        labels = self._task == "classification"
+        return Executor(program, self._grid, self._training.runtimes, self._loss(self._task), labels=labels)
 
     @contextmanager
     def other_weights(self, weights: Sequence[Array] | None) -> Iterator[None]:
@@ -224,11 +203,6 @@ class Engine:
         finally:
             for chunk, (flat, views) in zip(self.chunks, saved, strict=True):
                 chunk.weights, chunk.parameters = flat, views
-
-    def _copy(self, array: Array) -> Array:
-        copy = self._kernels.empty(array.shape, array.dtype)
-        self._kernels.copy(array, copy)
-        return copy
 
     def _clip(self, limit: float) -> None:
         """Scale the gradient down if its norm exceeds the limit; asynchronous on a device."""
@@ -351,9 +325,8 @@ class Engine:
         agree(self._grid.world, allocate)
         for executors, count in growing.items():
             executors.most = count
-        self.__dict__.pop("_exact", None)  # its executors have the smaller workspaces
 
-    def _executors(self, plans: Sequence[ChunkPlan], *, trains: bool = True) -> Executors:
+    def _executors(self, plans: Sequence[ChunkPlan]) -> Executors:
         """Executors whose workspaces `reserve` allocates."""
 
         def make_runtimes(samples: int, stores: Sequence[WeightStore]) -> list[ChunkRuntime]:
@@ -367,14 +340,12 @@ class Engine:
                     state,
                     samples=samples,
                     synchronous=self.config.synchronous_sends,
-                    trains=trains,
                     weights=store,
                 )
                 for plan, chunk, state, store in zip(plans, self.chunks, self.states, kept, strict=True)
             ]
 
-        note_weights = None if self.staleness is None else self.staleness.note_weights
-        return Executors(self._grid, self.layout, self._loss, make_runtimes, note_weights)
+        return Executors(self._grid, self.layout, self._loss, make_runtimes)
 
     def _loss(self, task: str, *, weighted: bool = True) -> Callable[[StageArrays, int, HostArray], None]:
         """The function that computes the sum of the losses of a microbatch, and the gradient of the mean loss.
@@ -456,7 +427,7 @@ class Executors:
 
     These are allocated by `grow`: `runtimes` is empty before. `loss` makes the loss function of a task;
     ``make_runtimes(samples, stores)`` makes the runtimes of this rank's chunks for microbatches of up to `samples`
-    samples, with the weight versions of smaller ones if there were some; `note_weights` is called in training.
+    samples, with the weight versions of smaller ones if there were some.
 
     Attributes
     ----------
@@ -470,10 +441,10 @@ class Executors:
         layout: Layout,
         loss: Callable[[str], Loss],
         make_runtimes: Callable[[int, Sequence[WeightStore]], list[ChunkRuntime]],
-        note_weights: NoteWeights | None = None,
     ) -> None:
         self._grid, self._layout, self._loss, self._make_runtimes = grid, layout, loss, make_runtimes
-        self._note_weights, self.most = note_weights, 0
+        self._note_weights: NoteWeights | None = None
+        self.most = 0
         self.runtimes: list[ChunkRuntime] = []
         self._stores: list[WeightStore] = []  # weight versions, which stay
         self.executor = lru_cache(KEPT_EXECUTORS)(self._make_executor)
@@ -486,6 +457,12 @@ class Executors:
         self.runtimes = []  # frees the smaller ones
         self.runtimes = self._make_runtimes(samples, self._stores)
         self._stores = [runtime.weights for runtime in self.runtimes]
+
+    def observe(self, note_weights: NoteWeights | None) -> None:
+        """Call `note_weights` in the passes of trainings from now on."""
+        if note_weights != self._note_weights:
+            self._note_weights = note_weights
+            self.executor.cache_clear()
 
     def _make_executor(self, task: str | None, count: int, *, trains: bool) -> Executor:
         """The executor for `count` minibatches, for training or for forward passes only; no `task`: no targets."""

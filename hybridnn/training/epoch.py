@@ -265,11 +265,7 @@ class _Run:
         return stops
 
     def _record(self, minibatch: Minibatch, loss: float, epoch: int) -> StepRecord:
-        found = StepRecord(minibatch.number + 1, epoch, loss, minibatch.rate, **asdict(self._clock.read(RECORD)))
-        if (staleness := self._engine.staleness) is None:
-            return found
-        with self._clock.paused():  # one more pass, which is no training
-            return replace(found, **staleness.of_step(minibatch, self._engine.exact_gradient))  # type: ignore[arg-type]  # tuples by name
+        return StepRecord(minibatch.number + 1, epoch, loss, minibatch.rate, **asdict(self._clock.read(RECORD)))
 
     def _evaluated(self, first: int, last: int) -> range:
         """The steps from `first` to `last` that are evaluated."""

@@ -16,8 +16,7 @@ from hybridnn.nn.kernels import Kernels
 from hybridnn.nn.optimizers import SGD
 from hybridnn.nn.parameters import ParameterLayout
 from hybridnn.parallel.dense import split_layers
-from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.parallel.places import StageShapes
+from hybridnn.parallel.grid import ProcessGrid, StageShapes
 from hybridnn.pipeline.layout import PARTITIONS, Layout, microbatch_counts
 from hybridnn.pipeline.schedules.computation_orders import ScheduleSize
 from hybridnn.pipeline.schedules.memory_plan import plan_memory
@@ -27,7 +26,7 @@ from hybridnn.utils.checks import require_choice
 from hybridnn.utils.text import format_bytes
 
 if TYPE_CHECKING:
-    from hybridnn.parallel.replica_sharing import Sharing
+    from hybridnn.parallel.shared_replica import Sharing
 
 
 def choose_layout(config: TrainConfig, grid: ProcessGrid, *, on_host: bool) -> Layout:
@@ -293,7 +292,7 @@ def choose_sharing(
         reason = TOO_FEW
     else:
         # Imported here: a single rank shares no replica.
-        from hybridnn.parallel.replica_sharing import share_replicas
+        from hybridnn.parallel.shared_replica import share_replicas
 
         sharing = share_replicas(grid)
         reason = _sharing_problem(sharing, config, grid, layout)
@@ -302,30 +301,12 @@ def choose_sharing(
     return replace(layout, shared_replicas=not reason), None if reason else sharing
 
 
-def uses_fused_update(
-    config: TrainConfig, grid: ProcessGrid, layout: Layout, sharing: Sharing | None, *, on_host: bool
-) -> bool:
-    """Whether weight-gradient products are fused with the update (`FusedUpdateReplica`); equal within a batch group.
-
-    On a GPU they are if there is one batch rank, and a velocity, which the factors of a captured product do not change.
-    """
-    if not on_host and (grid.batch > 1 or not config.optimizer.slot_names):
-        return False
-    return layout.fuses_update(
-        config.model,
-        config.batch_size,
-        config.optimizer,
-        clips=config.clip_norm is not None,
-        one_replica=grid.batch == 1 if sharing is None else sharing.is_whole,
-    )
-
-
 def _sharing_problem(sharing: Sharing | None, config: TrainConfig, grid: ProcessGrid, layout: Layout) -> str:
     """The reason why replicas cannot be shared, the same text on every rank; empty if they can."""
     from hybridnn.parallel.node_memory import free_shared_memory
 
     def window_bytes() -> int:
-        """Upper bound of the bytes of the windows that this rank allocates, including gradients or partial products."""
+        """Upper bound of the bytes of the windows that this rank allocates, including gradients."""
         if sharing is None or not sharing.memory.is_leader:
             return 0
         versions = plan_memory(layout.largest_schedules()[0], grid.pipeline_rank).peak_weight_versions

@@ -291,13 +291,6 @@ class StepRecord(Record):
     samples_per_second, compute_seconds, communication_seconds, bytes_sent, waiting_seconds
         As in `EpochRecord`, for the steps since the previous record, or since the start of the epoch (with
         `drain_every`, of the first epoch after a drain).
-    stale_error, predicted_error : tuple of float
-        Root-mean-square difference of the weights after the update from those of 1, 2, ... updates before, and from the
-        predictions made then; empty without `WeightErrors`.
-    gradient_distance, gradient_angle, weight_distance : tuple of float
-        Of every stage, with `diagnose_staleness`: relative distance of the gradient from that at the newest weights,
-        the angle between them in degrees, and distance of the weights of the forward and of the backward pass, relative
-        to the newest. `hybridnn.training.staleness` defines them. Not finite for a gradient of 0.
     """
 
     kind = "step"
@@ -311,11 +304,6 @@ class StepRecord(Record):
     communication_seconds: Figure
     bytes_sent: int
     waiting_seconds: Figure = 0.0
-    stale_error: tuple[float, ...] = ()
-    predicted_error: tuple[float, ...] = ()
-    gradient_distance: tuple[Figure, ...] = ()
-    gradient_angle: tuple[Figure, ...] = ()
-    weight_distance: tuple[Figure, ...] = ()
 
     def __str__(self) -> str:
         return f"step {self.step}: {losses_text(self)}"

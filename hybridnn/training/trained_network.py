@@ -32,7 +32,7 @@ from hybridnn.utils.checks import nearest
 
 if TYPE_CHECKING:
     from hybridnn.data import Rows
-    from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
+    from hybridnn.pipeline.execution.chunk_runtime import MemoryBreakdown
 
 OTHER_METHODS: Mapping[str, str] = MappingProxyType(
     {

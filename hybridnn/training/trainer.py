@@ -250,6 +250,7 @@ class Trainer(TrainedNetwork):
         self.last_step = self.step - self.progress.minibatches + epochs * per_epoch
         self.stop_training, self.has_validation = False, test is not None
         alone = self.grid.size == 1 and not is_in_process()  # ranks of this process end their trainings in any order
+        self.engine.observe()  # a training that failed may have left an observer
         with self._state.fitting(train.task, train.samples, defers_interrupts=alone):
             for callback in callbacks:
                 callback.on_train_begin(self)

@@ -15,13 +15,14 @@ from pydantic import ValidationError
 from hybridnn.drawing.figures import Plots
 from hybridnn.errors import DataError, SettingError
 from hybridnn.study.cells import Cell
+from hybridnn.study.curve_plots import draw_curves
 from hybridnn.study.results import Findings, StudyPoint, StudyResults
 from hybridnn.study.statistics import mean_and_deviation, median_of
 from hybridnn.study.study_file import Study, load_study
 from hybridnn.utils.settings_models import first_problem, setting_error
 from hybridnn.utils.text import counted
 from hybridnn_papers.measures import MEASURES
-from hybridnn_papers.plots import draw_depths, draw_paper_plots, draw_stability
+from hybridnn_papers.plots import draw_depths, draw_stability
 from hybridnn_papers.records import CellFigures, csv_text, provenance_of, read_records, records_of
 from hybridnn_papers.statements import Conclusions, combinations_of, points_of
 from hybridnn_papers.verdicts import Verdict, by_seed, verdict_lines, verdicts_of, verdicts_summary
@@ -134,7 +135,7 @@ def find(results: StudyResults) -> Findings:
 
 def _draw(results: StudyResults, conclusions: Conclusions, names: Iterable[str], points: Sequence[StudyPoint]) -> Plots:
     """Draw what the study names: largest rates and depths for `converged` as a column, and training losses."""
-    plots = draw_paper_plots(results, losses=not LOSSES.isdisjoint(names))
+    plots = {} if LOSSES.isdisjoint(names) else draw_curves(results, ["training loss"], "training_loss")
     if "converged" in conclusions.columns:
         plots |= draw_stability(results, conclusions.target)
     if "converged" in conclusions.columns and conclusions.best_over:

@@ -31,6 +31,5 @@ Algorithm 1. Algorithm 3 all-reduces the weight gradients layer by layer; here, 
 for Algorithm 1, they are all-reduced after the loop, or in buckets.
 
 Batch ranks of one node may share a replica: `SharedReplica.update` (`shared_replica`) is then both the AllReduce of the
-weight gradient and ApplyGradient. With the fused update, `FusedUpdateReplica.update` (`fused_update`) is also the part
-of BackwardPass that computes the weight gradient.
+weight gradient and ApplyGradient.
 """

@@ -125,19 +125,6 @@ def _converged(run: RunRecord, figures: RunFigures, target: float | None) -> flo
     return None if reached is None else float(isfinite(reached))
 
 
-def _better_predictions(run: RunRecord) -> float | None:
-    """Of the distances the least share of steps, so that a bound holds for each of them."""
-    pairs = [zip(step.predicted_error, step.stale_error, strict=True) for step in run.steps if step.stale_error]
-    flags = [[predicted < stale for predicted, stale in of_step] for of_step in pairs]
-    distances = range(max(map(len, flags), default=0))
-    return min((_share(step[d] for step in flags if d < len(step)) for d in distances), default=None)
-
-
-def _growing_errors(run: RunRecord) -> float | None:
-    steps = [step.stale_error for step in run.steps if len(step.stale_error) > 1]
-    return _share(list(errors) == sorted(errors) for errors in steps) if steps else None
-
-
 def _share(flags: Iterable[bool]) -> float:
     return statistics.fmean(map(float, flags))
 
@@ -280,22 +267,6 @@ MEASURES = {
         "higher",
         _converged,
         "Share of the seeds that reached `target`; without a target, of those that did not diverge.",
-    ),
-    "better_predictions": Measure(
-        "better predictions",
-        "",
-        "training",
-        "higher",
-        _of_run(_better_predictions),
-        "Share of the steps with predicted weights nearer than the stale ones; of `training.weight_error` the least.",
-    ),
-    "growing_stale_errors": Measure(
-        "growing stale errors",
-        "",
-        "training",
-        "",
-        _of_run(_growing_errors),
-        "Share of the steps whose stale weights are further away with every update of `training.weight_error`.",
     ),
     "bytes_per_step": Measure(
         "bytes per step",

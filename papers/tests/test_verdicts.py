@@ -425,26 +425,3 @@ def test_damaged_conclusions_of_a_folder_are_one_line(tmp_path: Path) -> None:
     results = made_study(tmp_path, {"a": ({}, {})}, more={"conclusions": {"columns": ["colour"]}})
     with pytest.raises(DataError, match="conclusions of my-study: columns: must be 'speed_up', "):
         _ = results.findings
-
-
-def test_weight_errors_are_drawn_for_every_distance(tmp_path: Path) -> None:
-    errors = {1: ([], []), 2: ([0.5], [0.25]), 3: ([0.75, 1.5], [0.125, 1.0])}
-    lines = [
-        {
-            **{"kind": "step", "step": step, "epoch": 1, "train_loss": 1.0, "learning_rate": 0.1, "bytes_sent": 0},
-            **dict.fromkeys(("samples_per_second", "compute_seconds", "communication_seconds"), 1.0),
-            **{"stale_error": stale, "predicted_error": predicted},
-        }
-        for step, (stale, predicted) in errors.items()
-    ]
-    _, figure = draw_plots(
-        made_study(tmp_path, {"a": ({}, {"lines": lines})}, more={"conclusions": {"columns": ["memory"]}})
-    )["weight_error"]
-    found = {line.get_label(): [list(line.get_xdata()), list(line.get_ydata())] for line in figure.axes[0].lines}
-    assert (figure.axes[0].get_xlabel(), figure.axes[0].get_ylabel()) == ("step", "RMS error of the weights")
-    assert found == {
-        "stale, 1 ahead": [[2, 3], [0.5, 0.75]],
-        "predicted, 1 ahead": [[2, 3], [0.25, 0.125]],
-        "stale, 2 ahead": [[3], [1.5]],
-        "predicted, 2 ahead": [[3], [1.0]],
-    }

@@ -84,7 +84,7 @@ def test_parts_compared_with_pytorch_and_among_each_other_have_ratios(comm: MPI.
 
 def test_products_that_are_timed_alone_are_those_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     trainer, ours = our_run(TINY, ProcessGrid())
-    of_the_run, of_the_sizes, before = products_in(ours).run, products_of(TINY), trainer.weights()
+    of_the_run, of_the_sizes, before = products_in(ours), products_of(TINY), trainer.weights()
     shapes: list[Any] = []
     monkeypatch.setattr(np, "matmul", lambda a, b, out: shapes.append((a.shape, b.shape, out.shape)))
     for products in (of_the_run, of_the_sizes):

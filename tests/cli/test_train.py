@@ -20,7 +20,7 @@ from hybridnn.cli.train_view import MOST_ROWS, TrainView, epoch_table
 from hybridnn.comm.hosts import Hosts
 from hybridnn.comm.threads import THREAD_VARIABLES
 from hybridnn.config.settings import Settings
-from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
+from hybridnn.pipeline.execution.chunk_runtime import MemoryBreakdown
 from hybridnn.pipeline.layout import Layout
 from hybridnn.runs import report as run_report
 from hybridnn.runs.records import RunHeader, RunSummary

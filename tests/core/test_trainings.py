@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -20,7 +19,6 @@ from hybridnn.checkpoints.reading import newest_valid
 from hybridnn.checkpoints.writing import checkpoint_writer
 from hybridnn.data import ArrayRows, Dataset
 from hybridnn.in_process import run_ranks
-from hybridnn.pipeline import layout
 from hybridnn.runs.data import place_data
 from hybridnn.training.records import StepPosition
 from reference import network as net
@@ -97,12 +95,9 @@ def test_a_training_goes_on_from_a_checkpoint_on_another_layout(layouts: str, tm
 
 @pytest.mark.parametrize("draws", [range(12), pytest.param(range(12, 200), marks=pytest.mark.slow)], ids=str)
 def test_layers_of_one_to_three_units_train_and_go_on_from_a_checkpoint(draws: range, tmp_path: Path) -> None:
-    """Model ranks hold blocks of several rows or columns, of one and of none; what is collective may not depend on it.
-
-    Updates are fused, where the optimizer allows it, in half of the draws.
-    """
+    """Model ranks hold blocks of several rows, of one and of none; what is collective may not depend on it."""
     for draw in map(Random, draws):
-        ranks, fuses = draw.randint(2, 4), draw.random() < 0.5
+        ranks = draw.randint(2, 4)
         case = Case(
             tuple(draw.choices((1, 1, 2, 3), k=draw.randint(3, 6))),
             classification=False,
@@ -115,8 +110,7 @@ def test_layers_of_one_to_three_units_train_and_go_on_from_a_checkpoint(draws: r
         )
         models = [model for model in range(1, ranks + 1) if ranks % model == 0]
         before, after = (TrainingCase(ranks, Grid(model=model), case) for model in draw.sample(models, 2))
-        with patch.object(layout, "fused_update_pays", lambda *_, fuses=fuses: fuses):
-            check_going_on(before, after, 4, tmp_path / f"{draw.random()}")
+        check_going_on(before, after, 4, tmp_path / f"{draw.random()}")
 
 
 def without(rows: Array, count: int, stream: bytes) -> tuple[Array, Array]:

@@ -189,7 +189,7 @@ def test_efficiency_above_1_is_an_effect_of_the_cache() -> None:
     """Ranks that share a replica update parts of it that fit their caches, where one rank's do not."""
     cluster = read_machine("cluster-1024")
     endless = [entry.model_copy(update={"cache_bytes": 1e15}) for entry in cluster.compute]
-    digits = Workload(MLP([64, 512, 512, 512, 10]), 1438, 128)
+    digits = Workload(MLP([64, 448, 448, 448, 10]), 1438, 128)
     layout = Layout(((2, 1),), (4,), shared_replicas=True)
     usual, cached = (
         scaling_curve(digits, layout, machine, "strong").points[-1].efficiency

@@ -12,7 +12,7 @@ import pytest
 from matplotlib.image import imread
 
 from hybridnn.drawing.picture import lay_out, picture_bytes, svg_text
-from hybridnn.drawing.shapes import Group, Line
+from hybridnn.drawing.shapes import Line, ShapeGroup
 from hybridnn.drawing.timelines import ScheduleTimeline, schedule
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.schedules.methods import METHODS
@@ -93,7 +93,9 @@ def test_messages_are_drawn_in_every_format() -> None:
     """The middles of the arrows are as dark as ink, which they are not without messages."""
     made = schedule("1f1b", stages=2, microbatches=2, message=1.0)
     picture = lay_out(made.drawn(messages=True))
-    lines = [item.shapes[0] for item in picture.shapes if isinstance(item, Group) and isinstance(item.shapes[0], Line)]
+    lines = [
+        item.shapes[0] for item in picture.shapes if isinstance(item, ShapeGroup) and isinstance(item.shapes[0], Line)
+    ]
     assert len(lines) == svg_text(made.drawn(messages=True)).count("<polygon") == 4
     pixels = imread(BytesIO(picture.encoded("png")))
     for x1, y1, x2, y2, *_ in lines:

@@ -19,7 +19,7 @@ from hybridnn.errors import SettingError
 from hybridnn.nn.kernels import NUMPY
 from hybridnn.nn.kernels import UPDATE_BLOCK as BLOCK
 from hybridnn.nn.optimizers import new_state
-from hybridnn.parallel.replica_sharing import slice_bounds
+from hybridnn.parallel.shared_replica import slice_bounds
 from reference.cases import OPTIMIZERS, assert_close
 
 SIZES = (1, 3, 16, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 7)
@@ -98,36 +98,6 @@ def test_updates_of_slices_equal_the_full_update_with_the_kernels_of_other_proce
     environment = os.environ | {"OPENBLAS_CORETYPE": core, "PYTHONPATH": str(Path(__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", CHECK_ALL, core], capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stderr
-
-
-READS_ONCE = ("plain", "momentum", "dampened-alone")
-
-
-@pytest.mark.parametrize("name", READS_ONCE)
-def test_an_update_that_reads_the_gradient_once_is_a_linear_update(name: str) -> None:
-    optimizer, rule = OPTIMIZERS[name]
-    assert optimizer.reads_gradient_once
-    random = np.random.default_rng(0)
-    found = random.standard_normal(50)
-    expected, state = found.copy(), new_state(optimizer, found, NUMPY)
-    slots = {slot: np.zeros(50) for slot in rule.slots()}
-    for step in range(1, 5):
-        gradient, rate = random.standard_normal(50), rule.lr / step
-        update = optimizer.linear_update(found, state, rate)
-        assert update is not None
-        update.target[...] = update.keep * update.target + update.factor * gradient
-        if update.step is not None:
-            found += update.step * update.target
-        expected = rule.step(expected, gradient, slots, step, rate)
-    assert_close(found, expected, name, 1e-14)
-    for slot, array in slots.items():
-        assert_close(state.slots[slot], array, f"{name}: {slot}", 1e-14)
-    assert state.updates == 4
-
-
-@pytest.mark.parametrize("name", sorted(set(OPTIMIZERS) - set(READS_ONCE)))
-def test_other_updates_are_not_linear(name: str) -> None:
-    assert not OPTIMIZERS[name][0].reads_gradient_once
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from hybridnn.comm.threads import threads_for
 from hybridnn.errors import GridError, SettingError
-from hybridnn.parallel.grid import fitting_grids, resolve_axes
-from hybridnn.parallel.places import place_ranks
+from hybridnn.parallel.grid import fitting_grids, place_ranks, resolve_axes
 from reference import placement
 
 

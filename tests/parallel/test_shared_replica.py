@@ -15,8 +15,7 @@ from hybridnn.nn.kernels import NUMPY
 from hybridnn.nn.optimizers import SGD, Adam, Optimizer, OptimizerState
 from hybridnn.parallel import shared_replica
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.parallel.replica_sharing import Sharing, share_replicas, slice_bounds
-from hybridnn.parallel.shared_replica import SharedReplica
+from hybridnn.parallel.shared_replica import SharedReplica, Sharing, share_replicas, slice_bounds
 from reference.ranks import on_nodes
 
 if TYPE_CHECKING:

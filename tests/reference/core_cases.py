@@ -8,7 +8,7 @@ from typing import Any
 from reference.cases import Case
 from reference.pipeline_cases import ADAM, COSINE, FEW, MOMENTUM, ODD, PipelineCase
 from reference.training_cases import Grid, TrainingCase
-from reference.training_list import FUSED
+from reference.training_list import WIDE
 
 SIZES = (5, 13, 7, 11, 4)
 RESIDUAL = (6, 6, 6, 9, 9, 3)
@@ -47,8 +47,7 @@ GRIDS = {
     # Of so many outputs and so few samples that the gradient of its inputs is a transposed product.
     "a tall layer": grid_case(2, 2, (5, 9, 640, 4), model_split="alternating"),
     "messages in pieces": TrainingCase(2, Grid(model=2, message_limit=200), Case(SIZES, shared_replicas=False)),
-    "fused update of the velocity": TrainingCase(1, Grid(), FUSED[2], replica="FusedUpdateReplica"),
-    "fused update": TrainingCase(2, Grid(), FUSED[0], tolerance=1e-12, replica="FusedUpdateReplica"),
+    "wide layers": TrainingCase(1, Grid(), WIDE[2]),
     "float32": TrainingCase(4, Grid(model=2), Case(SIZES, optimizer="adam", clip_norm=0.5), "float32", 1e-3),
 }
 

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import hybridnn
-from hybridnn.diagnostics.rank_state import CallState, Frame, GroupState, RankState
+from hybridnn.diagnostics.rank_state import CallState, GroupState, RankState, StackLine
 from hybridnn.utils.text import format_ranks
 
 __all__ = ["Job", "collective", "message", "progress", "rank_state"]
 
-SLOW_LINE = Frame("/home/user/slow.py", 12, "on_step", "time.sleep(1000)")
+SLOW_LINE = StackLine("/home/user/slow.py", 12, "on_step", "time.sleep(1000)")
 ENGINE = str(Path(hybridnn.__file__).parent / "training" / "engine.py")
-CALL_LINE = Frame(ENGINE, 204, "_check", "group.allreduce(total)")
+CALL_LINE = StackLine(ENGINE, 204, "_check", "group.allreduce(total)")
 
 
 def collective(

@@ -31,11 +31,11 @@ from reference.pipelines import predicts
 from reference.sweeps import DISTRIBUTIONS, SPLITS, grid_shapes, layouts, sizes_for, trainings
 from reference.training_cases import Grid, TrainingCase
 
-__all__ = ["FOR_THREE", "FOR_TWO", "FUSED", "LARGE", "SHARED", "THREE", "all_cases", "methods"]
+__all__ = ["SHARED", "THREE", "WIDE", "all_cases", "methods"]
 
 Cases = Iterator[TrainingCase]
 
-FUSED_UPDATE, SHARED_REPLICA, PRIVATE_REPLICA = "FusedUpdateReplica", "SharedReplica", "PrivateReplica"
+SHARED_REPLICA, PRIVATE_REPLICA = "SharedReplica", "PrivateReplica"
 
 
 def methods(stages: int) -> dict[str, PipelineCase]:
@@ -327,10 +327,7 @@ def replicas() -> Cases:
 LARGE = Case(sizes=(16, 256, 256, 3), epochs=2)
 """70,915 parameters; minibatches of 10, the last one of 7."""
 
-FOR_TWO, FOR_THREE = (9, 260, 260, 260, 1), (9, 320, 320, 320, 4)
-"""More than 2^17 and 3 * 2^16 parameters: enough for a fused update when 2 or 3 ranks divide the weights."""
-
-FUSED = (
+WIDE = (
     replace(LARGE, optimizer="plain", samples=31, schedule="cosine"),  # a last minibatch of one sample
     replace(LARGE, sizes=(5, 190, 190, 190, 4), residual=True, schedule="step"),
     replace(
@@ -349,20 +346,10 @@ FUSED = (
 )
 
 
-def fused_updates() -> Cases:
-    """Updates that are fused with the products of weight gradients, which are not stored."""
-    for ranks, case in product((1, 2, 3, 4), FUSED):
-        yield TrainingCase(ranks, Grid(), case, tolerance=1e-12, replica=FUSED_UPDATE)
-    for ranks, case in product((1, 2), FUSED):
-        yield TrainingCase(ranks, Grid(), case, "float32", 1e-5, replica=FUSED_UPDATE)
-    for ranks, model, sizes in ((2, 2, FOR_TWO), (3, 3, FOR_THREE), (4, 2, FOR_THREE)):
-        splits = ("alternating",) if sizes[-1] < model else ("columns", "alternating")
-        for split, residual in product(splits, (False, True)):
-            case = replace(LARGE, sizes=sizes, classification=False, samples=25)
-            case = replace(case, model_split=split, residual=residual, overlap=residual)
-            yield TrainingCase(ranks, Grid(model=model), case, tolerance=1e-12, replica=FUSED_UPDATE)
-    for distribution in DISTRIBUTIONS[1:]:
-        yield TrainingCase(2, Grid(), replace(FUSED[0], distribution=distribution), replica=FUSED_UPDATE)
+def wide_layers() -> Cases:
+    """Layers whose gradients are larger than a block of an update."""
+    for ranks, case in product((1, 2), WIDE):
+        yield TrainingCase(ranks, Grid(), case, tolerance=1e-12)
 
 
 @lru_cache(maxsize=1)
@@ -379,6 +366,6 @@ def all_cases() -> tuple[TrainingCase, ...]:
         full_pipelines,
         deep_pipelines,
         replicas,
-        fused_updates,
+        wide_layers,
     )
     return tuple(dict.fromkeys(case for family in families for case in family()))

@@ -19,7 +19,6 @@ from hybridnn.checkpoints.reading import Checkpoint, newest_valid
 from hybridnn.checkpoints.writing import checkpoint_writer
 from hybridnn.errors import HybridnnError, SettingError
 from hybridnn.parallel import node_memory
-from hybridnn.parallel.fused_update import FusedUpdateReplica
 from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.parallel.replica import PrivateReplica
 from hybridnn.parallel.shared_replica import SUM_BLOCK, SharedReplica
@@ -39,7 +38,7 @@ from reference.pipeline_cases import (
     check_pipelined,
 )
 from reference.ranks import on_nodes, replace_on_this_rank, shared_mappings, this_rank
-from reference.training_list import FUSED, LARGE, SHARED
+from reference.training_list import SHARED, WIDE
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -51,7 +50,7 @@ def replica_of(trainer: Trainer) -> object:
 
 @pytest.mark.mpi(ranks=[2, 3, 4])
 def test_ranks_that_come_late_read_and_write_the_same(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No rank reads weights that are being written, or adds up gradients that are not there yet; fused updates too."""
+    """No rank reads weights that are being written, or adds up gradients that are not there yet."""
     draw = Random(comm.rank)
 
     def late(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,9 +62,8 @@ def test_ranks_that_come_late_read_and_write_the_same(comm: MPI.Intracomm, monke
 
     for kind, names in (
         (ModelChunk, ("forward", "weight_gradient", "backward")),
-        (SGD, ("update", "linear_update")),
+        (SGD, ("update",)),
         (Adam, ("update",)),
-        (FusedUpdateReplica, ("full_gradient",)),
     ):
         for name in names:
             monkeypatch.setattr(kind, name, late(getattr(kind, name)))
@@ -74,7 +72,7 @@ def test_ranks_that_come_late_read_and_write_the_same(comm: MPI.Intracomm, monke
         for name in ("pipedream", "pipedream-vsync", "spectrain", "fr"):
             check_pipelined(replace(DELAYED_CASES[name], case=replace(ADAM, shared_replicas=True)), grid)
         return
-    for case in SHARED if comm.size == 2 else FUSED[:3]:
+    for case in SHARED if comm.size == 2 else WIDE[:3]:
         # A record is a collective, which would synchronize the ranks.
         trainer = make_trainer(replace(case, shared_replicas=True), ProcessGrid(comm), log_every=10**6)
         trainer.fit(*data(case), epochs=case.epochs)
@@ -83,9 +81,8 @@ def test_ranks_that_come_late_read_and_write_the_same(comm: MPI.Intracomm, monke
 
 
 @pytest.mark.in_process(ranks=[2, 3])
-@pytest.mark.parametrize("case", [Case(shared_replicas=True), LARGE], ids=["shared replicas", "fused update"])
-def test_a_step_meets_twice_and_sends_nothing_but_the_loss(comm: MPI.Intracomm, case: Case) -> None:
-    grid = ProcessGrid(comm)
+def test_a_step_meets_twice_and_sends_nothing_but_the_loss(comm: MPI.Intracomm) -> None:
+    grid, case = ProcessGrid(comm), Case(shared_replicas=True)
     trainer = make_trainer(case, grid)
     steps: list[Counter[tuple[str, int]]] = []
     seen = len(grid.recorder.events)

@@ -32,7 +32,7 @@ from hybridnn.cost.machine import (
     Segment,
 )
 from hybridnn.cost.prediction.stage_costs import StageCosts
-from hybridnn.cost.prediction.workload import OPTIMIZERS, Workload
+from hybridnn.cost.prediction.workload import UPDATE_RULES, Workload
 from hybridnn.nn.activations import ACTIVATIONS
 from hybridnn.nn.kernels import NUMPY
 from hybridnn.nn.mlp import MLP
@@ -199,7 +199,7 @@ MOST_JOINED_ELEMENTS = 1 << 17  # of a part that is joined: all parts take eight
 
 @dataclass(frozen=True)
 class StepCase:
-    """A training whose steps are timed, with a key of `OPTIMIZERS`."""
+    """A training whose steps are timed, with a key of `UPDATE_RULES`."""
 
     model: MLP
     batch_size: int
@@ -257,7 +257,7 @@ def measure_steps(
             continue
         number = len(found)
         microbatches = min(MICROBATCHES[number % len(MICROBATCHES)], batch_size // LEAST_ROWS)
-        optimizer = tuple(OPTIMIZERS)[number % len(OPTIMIZERS)]
+        optimizer = tuple(UPDATE_RULES)[number % len(UPDATE_RULES)]
         case = StepCase(MLP(sizes, "relu"), batch_size, microbatches, dtype, optimizer, number % 2 == 0)
         found.append((case, time_step(case)))
     return found
@@ -414,7 +414,7 @@ def fit_steps(samples: Sequence[StepSample], cache: float) -> dict[str, Any]:
     """Fields of `Compute` from training steps: updates, losses, loading, and Python."""
     updates = {
         name: [(case.model.parameters, time.computing["update"]) for case, time in samples if case.optimizer == name]
-        for name in OPTIMIZERS
+        for name in UPDATE_RULES
     }
     losses = {
         name: [_loss_sample(sample) for sample in samples if sample[0].classification == labels]
@@ -425,7 +425,7 @@ def fit_steps(samples: Sequence[StepSample], cache: float) -> dict[str, Any]:
     step, instruction, element = fit_linear(rows, overhead).coefficients
     return {
         "updates": {
-            name: fit_element(pairs, cache, 2 + len(OPTIMIZERS[name].slot_names)) for name, pairs in updates.items()
+            name: fit_element(pairs, cache, 2 + len(UPDATE_RULES[name].slot_names)) for name, pairs in updates.items()
         },
         "losses": {name: fit_element(pairs, cache) for name, pairs in losses.items()},
         "load": ElementCost(number_seconds=element),

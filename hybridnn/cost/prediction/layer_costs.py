@@ -83,12 +83,6 @@ class ChunkCosts:
             alike.setdefault((split.layer, split.by_inputs, split.gathers), []).append(split)
         return tuple((splits[0], len(splits)) for splits in alike.values())
 
-    def fused_products(self, samples: int, ranks: int) -> TimeBreakdown:
-        """One rank's part of the weight gradients, if each of `ranks` computes some of their rows."""
-        return TimeBreakdown(
-            sum(self._weight_gradient(split, samples, False).computing for split in self.splits) / ranks
-        )
-
     def joining_seconds(self, samples: int) -> float:
         """Copying a microbatch's inputs and gradients side by side, for one product over all microbatches."""
         rows = sum(sum(split.weight_shape) for split in self.splits)

@@ -25,10 +25,9 @@ from hybridnn.parallel.dense import parallel_dense
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk, ReplicaConfig
 from hybridnn.parallel.node_memory import NodeMemory
-from hybridnn.parallel.replica_sharing import OwnedSlice, Sharing
+from hybridnn.parallel.shared_replica import OwnedSlice, Sharing
 from hybridnn.parallel.workspace import StageRole, Workspace
-from hybridnn.pipeline.execution.chunk_runtime import ChunkPlan, make_runtime, plan_chunk
-from hybridnn.pipeline.execution.memory_breakdown import MemoryBreakdown
+from hybridnn.pipeline.execution.chunk_runtime import ChunkPlan, MemoryBreakdown, make_runtime, plan_chunk
 from hybridnn.pipeline.layout import Layout
 
 
@@ -56,11 +55,10 @@ def data_bytes(workload: Workload) -> int:
 def _rank_memory(workload: Workload, layout: Layout, stage: int, placement: Placement) -> MemoryBreakdown:
     """Bytes of the first rank of a stage, in a batch group with that placement."""
     grid, optimizer = DryGrid(layout.stages, stage), workload.optimizer
-    plans, fused = _chunk_plans(pipeline_of(layout))[stage], workload.fuses_update(layout)
+    plans = _chunk_plans(pipeline_of(layout))[stage]
     replica = ReplicaConfig(
-        grid.share_replicas(placement) if fused or max(placement) > 1 else None,
+        grid.share_replicas(placement) if max(placement) > 1 else None,
         plans[0].weight_versions + len(optimizer.slot_names),
-        fused,
     )
     chunks, states, runtimes = [], [], []
     batch_size = min(workload.batch_size, workload.samples)

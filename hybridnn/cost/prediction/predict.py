@@ -19,7 +19,7 @@ from hybridnn.cost.prediction.times import (
     seconds_per_added_minibatch,
 )
 from hybridnn.cost.prediction.workload import Workload
-from hybridnn.parallel.replica_sharing import slice_bounds
+from hybridnn.parallel.shared_replica import slice_bounds
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.instructions import Instruction
 

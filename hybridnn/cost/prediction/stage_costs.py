@@ -12,7 +12,7 @@ from hybridnn.cost.prediction.groups import Collective, Groups, Placement, has_o
 from hybridnn.cost.prediction.layer_costs import ChunkCosts, chunk_costs, compute_at, of_shapes, overlapped
 from hybridnn.cost.prediction.times import TimeBreakdown
 from hybridnn.cost.prediction.workload import Workload
-from hybridnn.parallel.replica_sharing import slice_bounds
+from hybridnn.parallel.shared_replica import slice_bounds
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
@@ -51,7 +51,6 @@ class StageCosts:
     def __init__(self, workload: Workload, layout: Layout, machine: Machine) -> None:
         self.workload, self.layout = workload, layout
         self._policy = METHODS[layout.method].policy
-        self._fuses_update = workload.fuses_update(layout)
         self._overlap = machine.overlap if layout.overlap else None
         self.groups, self.compute, self.chunks, self.overheads, self.equal_stages = _unscheduled_costs(
             machine, workload, replace(layout, method="sequential", microbatches=1, merges=False)
@@ -254,10 +253,7 @@ class StageCosts:
 
     def _backward(self, stage: int, chunk: int, microbatch: int) -> TimeBreakdown:
         samples, costs = self._samples(stage, microbatch), self.chunks[stage][chunk]
-        if self._fuses_update:
-            backward = costs.input_gradient(samples)
-        else:
-            backward = costs.backward(samples, accumulate=microbatch > 0)
+        backward = costs.backward(samples, accumulate=microbatch > 0)
         return backward + self._around_backward(stage, chunk, samples)
 
     def _input_gradient(self, stage: int, chunk: int, microbatch: int) -> TimeBreakdown:
@@ -288,23 +284,10 @@ class StageCosts:
         return total
 
     def _update(self, stage: int, chunk: int, microbatch: int) -> TimeBreakdown:
-        if self._fuses_update:
-            total = self._fused_update()
-        else:
-            updates = (self._group_update(stage, placement) for placement in replica_groups(self.layout, stage))
-            total = max(updates, key=lambda update: update.total)
+        updates = (self._group_update(stage, placement) for placement in replica_groups(self.layout, stage))
+        total = max(updates, key=lambda update: update.total)
         total += self._instruction() + TimeBreakdown(overhead=self.compute.step_seconds)
         return total + TimeBreakdown(communication=_seconds(self.loss_broadcast()))
-
-    def _fused_update(self) -> TimeBreakdown:
-        """Weight-gradient products with all samples for some rows, and the barrier after them."""
-        (costs,), ranks = self.chunks[0], self.layout.stages[0][0]
-        total = costs.fused_products(self.workload.batch_size, ranks)
-        if self.workload.slots:  # the products are added to the velocity, then it to the weights
-            elements = costs.parameters // ranks
-            seconds = self.compute.update("sgd").seconds(elements, cached=self._cached(2 * elements))
-            total += TimeBreakdown(seconds)
-        return total + TimeBreakdown(communication=self.update_barrier(0).seconds)
 
     def _group_update(self, stage: int, placement: Placement) -> TimeBreakdown:
         """The update in a batch group with that placement."""

@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from math import ceil
 from types import MappingProxyType
 
-from hybridnn.cost.prediction.groups import replica_groups
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Adam, Optimizer
-from hybridnn.pipeline.layout import Layout
 
-OPTIMIZERS: Mapping[str, Optimizer] = MappingProxyType({"sgd": SGD(momentum=0.0), "momentum": SGD(), "adam": Adam()})
+UPDATE_RULES: Mapping[str, Optimizer] = MappingProxyType({"sgd": SGD(momentum=0.0), "momentum": SGD(), "adam": Adam()})
 """Update rules with coefficients of their own in machine files: one for each number of optimizer arrays."""
 
 
@@ -46,17 +44,10 @@ class Workload:
 
     @property
     def update_rule(self) -> str:
-        """The key of `OPTIMIZERS` whose update costs as much."""
-        return list(OPTIMIZERS)[min(self.slots, len(OPTIMIZERS) - 1)]
+        """The key of `UPDATE_RULES` whose update costs as much."""
+        return list(UPDATE_RULES)[min(self.slots, len(UPDATE_RULES) - 1)]
 
     @property
     def steps_per_epoch(self) -> int:
         """Minibatches of an epoch."""
         return ceil(self.samples / self.batch_size)
-
-    def fuses_update(self, layout: Layout) -> bool:
-        """Whether the update on a layout is fused with the weight-gradient products: see `Layout.fuses_update`."""
-        one_replica = max(map(len, replica_groups(layout, 0))) == 1
-        return layout.fuses_update(
-            self.model, self.batch_size, self.optimizer, clips=self.clips, one_replica=one_replica
-        )

@@ -42,11 +42,10 @@ __device__ void gradient(const REAL* y, const REAL* dy, REAL* out, Index n) {
     });
 }
 
-// Calls body(i, chunk) for all elements of all rows, sums its results for every row, and stores the sum times `factor`; with
-// `keep`, it is added to so much of what is there. The threads along x of one block process a full row.
+// Calls body(i, chunk) for all elements of all rows, and stores the sum of its results for every row. The threads along x of
+// one block process a full row.
 template <class Body>
-__device__ void sum_rows(
-    Index rows, Index columns, bool in_packs, REAL* sums, Body body, REAL factor = 1, REAL keep = 0) {
+__device__ void sum_rows(Index rows, Index columns, bool in_packs, REAL* sums, Body body) {
     const Index stride = static_cast<Index>(gridDim.x) * blockDim.y;
     // All threads of a block iterate equally often, because sum_along_x synchronizes them.
     for (Index first = static_cast<Index>(blockIdx.x) * blockDim.y; first < rows; first += stride) {
@@ -58,20 +57,18 @@ __device__ void sum_rows(
             });
         }
         sum = sum_along_x(sum);
-        // What is there may be NaN if it is not kept.
-        if (row < rows && threadIdx.x == 0) sums[row] = keep == 0 ? factor * sum : keep * sums[row] + factor * sum;
+        if (row < rows && threadIdx.x == 0) sums[row] = sum;
     }
 }
 
-KERNEL row_sums(const REAL* dz, REAL* sums, Index rows, Index columns, double factor, double keep) {
+KERNEL row_sums(const REAL* dz, REAL* sums, Index rows, Index columns) {
     const auto body = [=](Index i, auto chunk) {
         chunk = load<decltype(chunk)>(dz, i);
         REAL sum = 0;
         for (int k = 0; k < chunk.count; ++k) sum += chunk.at[k];
         return sum;
     };
-    const bool in_packs = rows_aligned(columns, dz);
-    sum_rows(rows, columns, in_packs, sums, body, static_cast<REAL>(factor), static_cast<REAL>(keep));
+    sum_rows(rows, columns, rows_aligned(columns, dz), sums, body);
 }
 
 // out = dy * slope(y), and its row sums.

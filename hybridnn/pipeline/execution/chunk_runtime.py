@@ -1,4 +1,4 @@
-"""Runtime of a model chunk: its memory, weight versions and channels.
+"""Runtime of a model chunk: its memory, weight versions and channels; and the memory of a rank by purpose.
 
 A rank has one chunk, or several in an interleaved schedule.
 
@@ -12,11 +12,12 @@ rank reads the buffer that it writes. Predicted weights are private to every ran
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields
 from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.nn.kernels import HostArray
@@ -90,8 +91,7 @@ class ChunkRuntime:
 
     index: int  # index of the chunk on its rank
     chunk: ModelChunk
-    workspace: Workspace  # for evaluation
-    training_workspace: Workspace  # usually the same object
+    workspace: Workspace
     weights: WeightStore
     concatenated: ConcatenatedMicrobatches | None  # set if the weight gradients are one product over all microbatches
     loss: NDArray[Any]  # loss of a microbatch, before it is added to that of earlier ones
@@ -103,7 +103,6 @@ class ChunkRuntime:
     def expect_targets(self, *, labels: bool) -> None:
         """Allocate workspace for targets of a kind."""
         self.workspace.expect_targets(labels=labels)
-        self.training_workspace.expect_targets(labels=labels)
 
     def begin(
         self, messages: Callable[[type[Instruction], int], Iterable[ExpectedMessage]], rates: Sequence[float]
@@ -132,19 +131,15 @@ class ChunkRuntime:
     @property
     def activation_bytes(self) -> int:
         """Bytes of the inputs and activations of the microbatches in flight."""
-        return sum(workspace.activation_bytes for workspace in self._workspaces)
+        return self.workspace.activation_bytes
 
     @property
     def buffer_bytes(self) -> int:
         """Bytes of messages, gradients of activations, and concatenated microbatches."""
         channels = (self.input_receiver, self.gradient_receiver, self.output_sender, self.gradient_sender)
-        transient = sum(workspace.nbytes for workspace in self._workspaces) - self.activation_bytes
+        transient = self.workspace.nbytes - self.activation_bytes
         concatenated = 0 if self.concatenated is None else self.concatenated.nbytes
         return int(transient + concatenated + sum(channel.nbytes for channel in channels if channel is not None))
-
-    @property
-    def _workspaces(self) -> set[Workspace]:
-        return {self.workspace, self.training_workspace}
 
 
 def make_runtime(
@@ -156,15 +151,12 @@ def make_runtime(
     *,
     samples: int,
     synchronous: bool,
-    trains: bool = True,
     weights: WeightStore | None = None,
 ) -> ChunkRuntime:
     """Allocate the memory and the channels of a chunk.
 
     Parameters
     ----------
-    trains : bool
-        Whether backward passes are done too.
     samples : int
         Largest number of samples of a microbatch, over all ranks.
     synchronous : bool
@@ -181,16 +173,10 @@ def make_runtime(
     if plan.concatenates:
         columns = capacity * plan.microbatches
         concatenated = ConcatenatedMicrobatches(chunk.shards, columns, dtype, role.loads_input, kernels)
-    training = chunk.training_workspace(capacity, role) if trains else None
-    if training is not None and not kernels.on_host:  # a GPU has another runtime for evaluations
-        workspace = training
-    else:
-        workspace = chunk.workspace(capacity, role, plan.buffers)
     return ChunkRuntime(
         plan.index,
         chunk,
-        workspace,
-        training or workspace,
+        chunk.workspace(capacity, role, plan.buffers),
         weights or WeightStore(chunk, optimizer, state, plan.weight_versions, predicts=plan.predicts),
         concatenated,
         kernels.zeros((1,), dtype),
@@ -300,3 +286,44 @@ class WeightStore:
 
     def _with_views(self, flat: HostArray) -> tuple[HostArray, Views]:
         return flat, self._chunk.layout.views(flat)
+
+
+@dataclass(frozen=True)
+class MemoryBreakdown:
+    """Bytes of a rank's arrays, without the samples of the data set; of arrays that ranks share, this rank's share."""
+
+    # current weights with their gradients, and the optimizer state
+    weight_bytes: int
+    optimizer_bytes: int
+    weight_version_bytes: int  # stashed and predicted weights
+    activation_bytes: int  # inputs and activations of the microbatches in flight
+    buffer_bytes: int  # messages, gradients of activations, and microbatches concatenated for one product
+
+    @classmethod
+    def of_rank(
+        cls, chunks: Sequence[ModelChunk], states: Sequence[OptimizerState], runtimes: Sequence[ChunkRuntime]
+    ) -> MemoryBreakdown:
+        """Add up the arrays of a rank."""
+        return cls(
+            sum(chunk.nbytes for chunk in chunks),
+            sum(map(_state_bytes, chunks, states)),
+            sum(runtime.weights.nbytes for runtime in runtimes),
+            sum(runtime.activation_bytes for runtime in runtimes),
+            sum(runtime.buffer_bytes for runtime in runtimes),
+        )
+
+    @property
+    def total(self) -> int:
+        """Sum of all parts."""
+        return sum(astuple(self))
+
+    def largest_of_stages(self, grid: ProcessGrid) -> tuple[MemoryBreakdown, ...]:
+        """The maxima over the ranks of every stage, given each rank's own breakdown; collective over the grid."""
+        table = np.zeros((grid.pipeline, len(fields(self))), np.int64)
+        table[grid.pipeline_rank] = astuple(self)
+        grid.world.allreduce(table, "max")
+        return tuple(MemoryBreakdown(*row) for row in table.tolist())
+
+
+def _state_bytes(chunk: ModelChunk, state: OptimizerState) -> int:
+    return int(state.scratch.nbytes + sum(chunk.replica.bytes_per_rank(slot.nbytes) for slot in state.slots.values()))

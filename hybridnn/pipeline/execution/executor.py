@@ -166,7 +166,7 @@ class Executor:
                 return
             self._advance()  # what follows the last update
         if self._has_messages:
-            self._finish()
+            self.finish()
 
     def _advance(self) -> list[Operation]:
         """Execute the operations up to the next update, which is returned."""
@@ -200,7 +200,7 @@ class Executor:
         for position, shift in self._program.walk(len(minibatches)):
             minibatch = minibatches[self._program.order[position].minibatch + shift]
             self._operation(position, minibatch.size)(minibatch)
-        self._finish()
+        self.finish()
         self._take_outputs = None
 
     def _begin(self, minibatches: Sequence[Minibatch]) -> None:
@@ -209,7 +209,8 @@ class Executor:
         for runtime in self._runtimes:
             runtime.begin(partial(self._messages, minibatches), rates)
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
+        """Wait for all sends."""
         for runtime in self._runtimes:
             runtime.finish()
 
@@ -425,7 +426,7 @@ class Executor:
         program, instruction, runtime = self._program, task.instruction, task.runtime
         is_pass = isinstance(instruction, (Forward, Recompute))
         computed_by = instruction if is_pass else program.last_pass(instruction)
-        return (runtime.training_workspace if program.trains else runtime.workspace).arrays(
+        return runtime.workspace.arrays(
             self._own_samples(self._samples(task)),
             program.memory.input_slots[instruction.part],
             program.memory.activation_slots[computed_by],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tracemalloc
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -64,19 +63,6 @@ def test_one_rank(comm: MPI.Intracomm) -> None:
             check(grid, Workload(MODEL, 40, 13, dtype, optimizer))
     check(grid, Workload(MODEL, 40, 10**9))  # a minibatch of all samples
     check(grid, Workload(WIDE, 120, 60, classification=False))  # more samples than products are transposed for
-
-
-@pytest.mark.in_process(ranks=[1, 4])
-def test_fused_update(comm: MPI.Intracomm) -> None:
-    for optimizer, dtype, task in ((PLAIN, "float64", True), (MOMENTUM, "float32", False)):
-        workload = Workload(LARGE, 60, 13, dtype, optimizer, classification=task)
-        for batch in {1, comm.size}:
-            for split in ("columns", "alternating"):
-                grid = ProcessGrid(comm, batch=batch, model=comm.size // batch)
-                check(grid, workload, split=split)
-                assert workload.fuses_update(Layout.uniform([(1, comm.size // batch)], 4))
-                if split == "columns":
-                    check(grid, replace(workload, clips=True), split=split)
 
 
 @pytest.mark.in_process(ranks=[4])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hybridnn import MLP, SGD
+from hybridnn import MLP
 from hybridnn.cost.machine import ElementCost, Machine, PassCost
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.stage_costs import StageCosts
@@ -86,30 +86,6 @@ def test_shared_replicas_reduce_and_update_slices_with_two_collectives(ranks: in
     alone = predict(workload(), layout((ranks, 1), layers=(5,)), elements_only())
     assert alone.breakdown.computing == pytest.approx(16 * lines * 100)
     assert done.memory_bytes < alone.memory_bytes
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_fused_update_computes_the_products_of_all_samples_for_some_rows(ranks: int) -> None:
-    sizes, costs = [8, 300, 300, 4], {"packing": ElementCost(number_seconds=1.0)}
-    weights = [8 * 300, 300 * 300, 300 * 4]
-    updates = {"sgd": ElementCost(number_seconds=1.0), "momentum": ElementCost(number_seconds=1e9)}
-
-    def seconds(optimizer: SGD, **others: Any) -> float:
-        machine = make_machine(alpha=1e6, multiply_add=1.0)
-        entries = [item.model_copy(update={**costs, "updates": updates}) for item in machine.compute]
-        machine = machine.model_copy(update={"compute": tuple(entries)})
-        work = Workload(MLP(sizes, "relu"), 240, 24, optimizer=optimizer, classification=False, **others)
-        done = predict(work, layout((ranks, 1), layers=(3,), shared_replicas=True), machine)
-        assert done.breakdown.communication == pytest.approx(2 * log2(ranks) * 1e6)  # the loss, and the barrier
-        return done.breakdown.computing
-
-    # Three products per layer but two in the first, however they are dealt out; then weights follow the velocity.
-    products = 24 // ranks * (3 * sum(weights) - weights[0])
-    assert seconds(SGD(momentum=0.0)) == pytest.approx(products)
-    follows = (sum(weights) + 300 + 300 + 4) / ranks
-    assert seconds(SGD()) - products == pytest.approx(follows, rel=1e-3)
-    assert seconds(SGD(), clips=True) > 1e9
-    assert seconds(SGD(nesterov=True)) > 1e9
 
 
 def test_a_rank_alone_on_its_node_updates_all_slices() -> None:

@@ -34,7 +34,7 @@ CASES = {
     "clipped": replace(WIDE, clip_norm=0.05),
     "regression": replace(WIDE, classification=False, optimizer="nesterov", activation="selu"),
     "residual": Case((6, 64, 64, 64, 4), residual=True, optimizer="dampened", activation="relu"),
-    "fused": replace(WIDE, sizes=(33, 260, 260, 10)),  # large enough to add products to the velocity
+    "wide": replace(WIDE, sizes=(33, 260, 260, 10)),
     "sigmoid": replace(WIDE, optimizer="plain", activation="sigmoid", schedule="cosine"),
 }
 ADAPTIVE = {name: replace(WIDE, optimizer=name) for name in ("adam", "adamw")}

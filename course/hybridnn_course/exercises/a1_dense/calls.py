@@ -315,7 +315,7 @@ def run_backward(function: Function, variant: Variant) -> Values:
 
 
 def train_with(optimizer: SGD) -> Values:
-    """A training whose rate changes after the first epoch, and whose update is not fused with products."""
+    """A training whose rate changes after the first epoch."""
     return train_digits(optimizer=optimizer, schedule=Step((1,), 0.3))
 
 
