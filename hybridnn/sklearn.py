@@ -319,6 +319,10 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         if trained.scores:
             self.validation_scores_ = trained.scores
 
+    def __sklearn_is_fitted__(self) -> bool:
+        """Whether there are weights: a training that fails sets other attributes."""
+        return hasattr(self, "weights_")
+
     @property
     def coefs_(self) -> list[Array]:
         """Weights of the layers, shape (inputs, outputs) each."""

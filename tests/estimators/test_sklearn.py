@@ -15,7 +15,7 @@ from joblib import Parallel, delayed
 from joblib.externals.loky import ProcessPoolExecutor
 from sklearn.base import clone
 from sklearn.datasets import load_iris
-from sklearn.exceptions import ConvergenceWarning
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.metrics import log_loss, r2_score
 from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
 from sklearn.pipeline import make_pipeline
@@ -309,6 +309,11 @@ def test_partial_fit_after_an_exception_goes_on_from_the_weights_before(comm: MP
     for estimator in (found, before):
         estimator.partial_fit(x[:30], y[:30])
     assert_arrays_same(found.weights_, before.weights_)
+    for train in (MLPRegressor.fit, MLPRegressor.partial_fit):
+        with pytest.raises(NonFiniteLossError):
+            train(unfitted := clone(found), 1e18 * x, 1e18 * y)
+        with pytest.raises(NotFittedError):
+            unfitted.predict(x)
 
 
 def test_fits_are_silent_unless_they_are_asked_to_speak(
