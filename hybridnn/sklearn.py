@@ -19,7 +19,7 @@ from hybridnn.comm.agreement import agree
 from hybridnn.comm.mpi import is_child
 from hybridnn.data import as_rows
 from hybridnn.data.rows import require_unmasked
-from hybridnn.errors import EnvironmentProblem, HybridnnError, warn_caller
+from hybridnn.errors import DataError, EnvironmentProblem, HybridnnError, warn_caller
 from hybridnn.in_process import run_ranks
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Adam, AdamW, Optimizer, RMSprop
@@ -290,7 +290,13 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             self._trainer = self._make_trainer(X, seed, None if is_first else self.weights_)
             self._made_with = made_with
         self._trainer.set_learning_rate(self.learning_rate_init)
-        return self._fit_on(self._trainer, X, y, epochs, validation)
+        try:
+            return self._fit_on(self._trainer, X, y, epochs, validation)
+        except DataError:  # before the first step
+            raise
+        except BaseException:
+            self._trainer = None  # goes on from `weights_`; not freed, which is collective
+            raise
 
     def _fit_on(self, trainer: Trainer, X: Array, y: Array, epochs: int, validation: Any) -> _Trained:
         if validation is not None:
@@ -312,6 +318,10 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         self.n_iter_ = len(self.loss_curve_)
         if trained.scores:
             self.validation_scores_ = trained.scores
+
+    def __sklearn_is_fitted__(self) -> bool:
+        """Whether there are weights: a training that fails sets other attributes."""
+        return hasattr(self, "weights_")
 
     @property
     def coefs_(self) -> list[Array]:

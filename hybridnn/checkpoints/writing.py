@@ -54,7 +54,7 @@ from hybridnn.checkpoints.shards import (
 from hybridnn.comm.agreement import agree, name_hosts
 from hybridnn.comm.blocks import block_sizes
 from hybridnn.comm.group import Group
-from hybridnn.errors import EnvironmentProblem, HybridnnError
+from hybridnn.errors import EnvironmentProblem, HybridnnError, StateError
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import OptimizerState
 from hybridnn.parallel.grid import ProcessGrid
@@ -323,7 +323,7 @@ class CheckpointWriter:
     def write(self, progress: Progress) -> Path:
         """Write a checkpoint and return its folder when it is on disk; collective.
 
-        Raises `EnvironmentProblem` as for `finish`.
+        Raises `EnvironmentProblem` as for `finish`, and `StateError` if the trainer was freed.
         """
         self._begin(progress, copies=False)
         return self.finish()
@@ -368,6 +368,8 @@ class CheckpointWriter:
     def _begin(self, progress: Progress, *, copies: bool) -> None:
         if self._work is not None:
             raise RuntimeError("a checkpoint was begun and not finished")
+        if not self._chunks:
+            raise StateError("the Trainer of this checkpoint writer was freed: write before free()")
         pending = self._snapshot(progress, copies)
         is_first = self._group.rank == 0
 

@@ -309,7 +309,9 @@ def _check_real(array: NDArray[Any], name: str) -> None:
 
 def require_unmasked(values: object, name: str) -> None:
     """Raise `DataError`, beginning with `name`, for masked elements, of which NumPy would use the hidden values."""
-    if isinstance(values, np.ma.MaskedArray) and (masked := int(np.ma.getmaskarray(values).sum())):
+    parts = values if isinstance(values, list | tuple) else [values]
+    masked = sum(int(np.ma.getmaskarray(part).sum()) for part in parts if isinstance(part, np.ma.MaskedArray))
+    if masked:
         how = f"leave out their rows, or fill them in, as {name}.filled(0) does"
         raise DataError(f"{name} has {counted(masked, 'masked value')}: {how}")
 

@@ -78,11 +78,16 @@ def check_weights(model: MLP, weights: Mapping[str, NDArray[Any]], source: str) 
         if name not in weights:
             found = ", ".join(sorted(weights)) or "nothing"
             raise DataError(f"{source}: {name} is missing; the file holds {found}")
-        if weights[name].shape != shape:
-            raise DataError(f"{source}: {name} has shape {weights[name].shape}, the model needs {shape}")
-        if weights[name].dtype.kind not in "fiu":
-            raise DataError(f"{source}: {name} has dtype {weights[name].dtype}, the model needs real numbers")
-        if not np.isfinite(weights[name]).all():
+        array = weights[name]
+        if not hasattr(getattr(array, "dtype", None), "kind"):
+            raise DataError(f"{source}: {name} is of type {type(array).__name__}: numpy.asarray makes an array of it")
+        if array.shape != shape:
+            raise DataError(f"{source}: {name} has shape {array.shape}, the model needs {shape}")
+        if array.dtype.kind not in "fiu":
+            raise DataError(f"{source}: {name} has dtype {array.dtype}, the model needs real numbers")
+        if np.ma.is_masked(array):
+            raise DataError(f"{source}: {name} holds numbers that are masked")
+        if not np.isfinite(array).all():
             raise DataError(f"{source}: {name} holds numbers that are not finite")
     extra = [name for name in weights if name.startswith("layers.") and name not in parameter_shapes(model)]
     if extra:

@@ -388,7 +388,8 @@ class Engine:
             chunk.replica.publish()
 
     def free(self) -> None:
-        """Free shared memory; the engine is unusable afterwards."""
+        """Free shared memory; the engine is unusable afterwards, and so are its checkpoint writers."""
+        self.chunks.clear()
         if self._sharing is not None:
             self._sharing.memory.free()
 

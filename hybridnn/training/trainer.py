@@ -225,9 +225,11 @@ class Trainer(TrainedNetwork):
         self._state.require_complete_step()
         if not isinstance(callbacks, Sequence) or not all(isinstance(callback, Callback) for callback in callbacks):
             raise SettingError("callbacks", callbacks, "must be a list of callbacks, for example [EarlyStopping()]")
-        if isinstance(validation, Real) or (isinstance(validation, tuple) and len(validation) != 2):
+        parts = len(validation) if isinstance(validation, (tuple, list)) else 2
+        if isinstance(validation, Real) or parts != 2:
             allowed = "must be samples and targets, (x, y), or rows of a data set: split them off first"
-            raise SettingError("validation", validation, allowed)
+            text = None if parts == 2 else f"validation has {counted(parts, 'part')}: it {allowed}"
+            raise SettingError("validation", validation, allowed, text)
         self._require_same_fit(epochs, callbacks, progress)
         epochs = require_whole("training.epochs", epochs, 1)
         asks = progress is None and "IPython" in sys.modules and self.grid.size == 1 and not is_in_process()

@@ -15,7 +15,7 @@ from joblib import Parallel, delayed
 from joblib.externals.loky import ProcessPoolExecutor
 from sklearn.base import clone
 from sklearn.datasets import load_iris
-from sklearn.exceptions import ConvergenceWarning
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
 from sklearn.metrics import log_loss, r2_score
 from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
 from sklearn.pipeline import make_pipeline
@@ -23,11 +23,11 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils import check_random_state
 from sklearn.utils.estimator_checks import check_estimator
 
-from hybridnn.errors import DataError, EnvironmentProblem, HybridnnError, SettingError
+from hybridnn.errors import DataError, EnvironmentProblem, HybridnnError, NonFiniteLossError, SettingError
 from hybridnn.sklearn import MLPClassifier, MLPRegressor
 from reference import network as net
 from reference import serial
-from reference.cases import assert_arrays_close
+from reference.cases import assert_arrays_close, assert_arrays_same
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -297,6 +297,23 @@ def test_a_learning_rate_set_between_partial_fits_keeps_the_state_of_the_optimiz
     first, second, third = np.diff(weights, axis=0)  # of an all but constant gradient, so that the velocity is a sum
     np.testing.assert_allclose(second, first * 1.75 / 1.5, rtol=1e-3)
     np.testing.assert_allclose(third, first * 2 * 1.875 / 1.5, rtol=1e-3)
+
+
+@pytest.mark.in_process(ranks=[1, 2])
+def test_partial_fit_after_an_exception_goes_on_from_the_weights_before(comm: MPI.Intracomm) -> None:
+    x, y = regression()
+    found = MLPRegressor((8,), solver="sgd", batch_size=20, random_state=3).partial_fit(x, y)
+    before = copy.deepcopy(found)
+    with pytest.raises(NonFiniteLossError):
+        found.partial_fit(1e18 * x, 1e18 * y)
+    for estimator in (found, before):
+        estimator.partial_fit(x[:30], y[:30])
+    assert_arrays_same(found.weights_, before.weights_)
+    for train in (MLPRegressor.fit, MLPRegressor.partial_fit):
+        with pytest.raises(NonFiniteLossError):
+            train(unfitted := clone(found), 1e18 * x, 1e18 * y)
+        with pytest.raises(NotFittedError):
+            unfitted.predict(x)
 
 
 def test_fits_are_silent_unless_they_are_asked_to_speak(

@@ -435,12 +435,17 @@ def test_trainers_in_threads_of_one_process_do_not_disturb_one_another() -> None
 
 
 @pytest.mark.in_process(ranks=[1, 2, 4])
-def test_a_freed_trainer_says_so(comm: MPI.Intracomm) -> None:
+def test_a_freed_trainer_says_so(comm: MPI.Intracomm, tmp_path: Path) -> None:
     it = trainer_on(ProcessGrid(comm, pipeline=2 if comm.size == 4 else 1))
     it.fit(X, Y, epochs=1)
-    weights = it.weights()
+    weights, writer = it.weights(), checkpoint_writer(it, tmp_path / "checkpoints", "x")
+    writer.begin(it.progress)  # is completed
     for _ in range(2):
         it.free()
+    assert writer.finish().name == "step-00000004"
+    for write in (writer.write, writer.begin):
+        with pytest.raises(StateError, match="the Trainer of this checkpoint writer was freed"):
+            write(it.progress)
     calls: tuple[Callable[[], object], ...] = (
         lambda: it.fit(X, Y, epochs=1),
         lambda: it.evaluate(X, Y),

@@ -178,6 +178,7 @@ def test_wrong_arguments_are_one_line_with_advice() -> None:
         ),
         f"Trainer.fit {takes} 'epoch': did you mean epochs?": lambda: trainer().fit(X, Y, epoch=1),
         "validation = 0.2: must be samples and targets": lambda: trainer().fit(X, Y, epochs=1, validation=0.2),
+        "validation has 3 parts: it must be samples": lambda: trainer().fit(X, Y, epochs=1, validation=[X, Y, Y]),
         f"Adam {takes} 'learning_rate': did you mean lr?": lambda: Adam(learning_rate=0.1),
         f"SGD {takes} 'momentun': did you mean momentum?": lambda: SGD(momentun=0.1),
         f"SGD {takes} 'rho': it takes lr, momentum, dampening, nesterov, weight_decay": lambda: SGD(rho=1),
@@ -209,6 +210,8 @@ def test_methods_of_other_libraries_are_named() -> None:
         ({"layers.1.bias": None}, ("layers.1.bias", "missing")),
         ({"layers.2.bias": np.zeros(2)}, ("layers.2.bias", "2 layers")),
         ({"layers.0.bias": np.full(16, np.nan)}, ("layers.0.bias", "not finite")),
+        ({"layers.0.bias": np.ma.masked_equal(np.zeros(16), 0)}, ("layers.0.bias", "masked")),
+        ({"layers.0.bias": [0.0] * 16}, ("layers.0.bias", "of type list")),
     ],
 )
 def test_weights_of_another_model_are_refused(changes: dict[str, Any], words: tuple[str, ...]) -> None:
@@ -233,6 +236,7 @@ LABELS = classification()[1]
 WRONG_DATA: dict[str, tuple[tuple[Any, ...], tuple[str, ...]]] = {
     "nan-in-x": ((bad(X, np.nan), Y), ("x", "nan", "row 3", "column 1")),
     "masked-x": ((np.ma.masked_greater(X, 0.9), Y), ("x", "masked values")),
+    "masked-rows": ((list(np.ma.masked_greater(X, 0.9)), Y), ("x", "masked values")),
     "large-x": ((bad(X, 1e39), Y), ("x is 1e+39 in row 3, column 1", "too large for float32", "training.dtype")),
     "large-y": ((X, bad(Y, 1e39)), ("y is 1e+39 in row 3, column 1", "too large for float32")),
     "large-rows": ((as_rows(bad(X, 1e39), Y), None), ("x is 1e+39 in row 3, column 1", "too large for float32")),
