@@ -48,7 +48,7 @@ train: $(VENV)/.installed-run
 
 CORE := $(addprefix tests/,core nn comm parallel pipeline training checkpoints cost)
 test-core: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -m "not slow and not mpi and not browser" -n 2 $(DRAWN) $(CORE) $(ARGS)
+	$(BIN)/python -m pytest -m "not slow and not mpi and not browser" -n 2 --no-loadscope-reorder $(DRAWN) $(CORE) $(ARGS)
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m "not slow" -n 2 $(DRAWN) $(ARGS)

@@ -20,6 +20,7 @@ DIGITS = ("--hidden", "16,16,16", "--epochs", "3", "--set", "output.log_every=1"
 TOO_FAST = ("--lr", "1e15")
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     "options",
     [(), ("--in-process", "3", "--pipeline", "3", "--method", "pipedream")],
@@ -31,7 +32,8 @@ def test_a_run_that_diverges_records_the_step_and_the_steps_before(
     code, text, err = run_hybridnn("train", *DIGITS, *TOO_FAST, *options, "--out", str(tmp_path / "run"))
     assert (code, text) == (1, "")
     (line,) = err.splitlines()
-    assert "Try a lower optimizer.lr" in line
+    assert all(part in line for part in ("Try a lower optimizer.lr", "layer", "clip_norm")), line
+    assert not (tmp_path / "run" / "weights.npz").exists()
     (diverged,) = records_of(tmp_path / "run", "diverged")
     assert records_of(tmp_path / "run")[-1] == diverged
     assert line.startswith(f"Error: {diverged['reason']}; ")

@@ -92,28 +92,6 @@ def test_a_layout_trains_as_one_rank(run_hybridnn: Run, trained_once: Callable[.
     assert run_hybridnn("trace", "run")[0] == (0 if "output.trace=true" in options else 2)
 
 
-def test_predictions_are_those_of_one_rank(run_hybridnn: Run, trained_once: Callable[..., Path]) -> None:
-    run = str(trained_once(*TRAIN))
-    with np.load(Path(run, "weights.npz")) as weights:
-        features = weights[weights.files[0]].shape[1]
-    np.savez("samples.npz", x=np.random.default_rng(3).uniform(-2, 2, (11, features)))
-    for name, ranks in (("parts.npz", ("--in-process", "3")), ("alone.npz", ())):
-        assert run_hybridnn("predict", run, "samples.npz", "--out", name, *ranks)[::2] == (0, "")
-    with np.load("parts.npz") as parts, np.load("alone.npz") as alone:
-        assert parts.files == alone.files == ["predictions"]
-        for name in alone.files:
-            np.testing.assert_allclose(parts[name], alone[name], rtol=1e-10)
-
-
-@pytest.mark.parametrize("method", ["ddg", "vanilla", "spectrain"])
-def test_an_asynchronous_method_is_repeatable_to_the_bit(run_hybridnn: Run, method: str) -> None:
-    options = ("--in-process", "3", "--pipeline", "3", "--method", method, "-q")
-    for folder in ("one", "two"):
-        assert run_hybridnn("train", *TRAIN, *options, "--out", folder)[::2] == (0, "")
-    assert losses("one") == losses("two")
-    assert_same_weights("one", "two")
-
-
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGUSR1, 75)])
 def test_a_signal_leaves_a_checkpoint_for_other_layouts(
     run_hybridnn: Run,
@@ -271,13 +249,6 @@ def test_a_deadlock_is_reported_with_its_cycle(run_hybridnn: Run, monkeypatch: p
     assert re.match(r"Error: deadlock after \d+ calls: ranks 0-2 wait for one another\n", err)
     assert err.count("rank 1 waits in receive of 40 bytes from rank 2") == 1
     assert "the cycle: rank 0 -> rank 1 -> rank 2 -> rank 0\n" in err
-
-
-def test_a_loss_that_is_not_finite_is_one_error(run_hybridnn: Run) -> None:
-    expected = run_hybridnn("train", *TRAIN, "--lr", "1e200", "-q", "--out", "alone")
-    assert expected[0] == 1
-    found = run_hybridnn("train", *TRAIN, "--lr", "1e200", "-q", "--out", "run", "--in-process", "2")
-    assert found == (*expected[:2], expected[2].replace("alone", "run"))
 
 
 def structure(text: str) -> list[str]:

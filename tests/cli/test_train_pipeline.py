@@ -142,27 +142,10 @@ WRONG: dict[str, tuple[int, list[str], list[str]]] = {
         ["parallel.method = 'pipedream': needs a pipeline of at least 2 stages"],
     ),
     "a stale method on one stage": (1, ["--method", "fr", "--pipeline", "1"], ["parallel.method = 'fr'", "-n 2"]),
-    "an unknown method": (2, [*PIPELINE, "--method", "pipedreem"], ["'pipedreem'", "did you mean pipedream?"]),
-    "more stages than layers": (3, ["--pipeline", "3", "--hidden", "8"], ["parallel.pipeline = 3", "at most 2"]),
-    "microbatches the order cannot take": (
-        2,
-        [*PIPELINE, *HIDDEN, "--method", "interleaved", "--set", "parallel.microbatches=3"],
-        ["parallel.microbatches = 3", "multiple of the 2 stages"],
-    ),
     "a partition that does not add up": (
         2,
         [*PIPELINE, "--set", "parallel.partition=[2, 2]"],
         ["parallel.partition = [2, 2]", "add up to 4, the network has 3 layers"],
-    ),
-    "a partition of nothing known": (
-        2,
-        [*PIPELINE, "--set", "parallel.partition=even"],
-        ["parallel.partition = 'even'", "'uniform', 'profile' or a list"],
-    ),
-    "spectrain without momentum": (
-        2,
-        [*PIPELINE, "--method", "spectrain", "--set", "optimizer.momentum=0"],
-        ["optimizer.momentum = 0", "above 0 with spectrain"],
     ),
     "spectrain with an optimizer that does not predict weights": (
         2,

@@ -6,33 +6,23 @@ import contextlib
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
 from fault_drill.finished import checkpoints
+from reference.damaged_files import CONTENT, CUTS, Damage
 
 __all__ = ["DAMAGES", "damage", "disks_can_be_made", "fill", "restore_size", "small_disk"]
 
 DISK_BYTES = 64 << 20
 ATTEMPTS = 20
 
-
-def _cut(path: Path, random: Random) -> None:
-    os.truncate(path, random.randrange(path.stat().st_size))
-
-
-def _flip_a_bit(path: Path, random: Random) -> None:
-    content = bytearray(path.read_bytes())
-    content[random.randrange(len(content))] ^= 1 << random.randrange(8)
-    path.write_bytes(content)
-
-
-def _remove(path: Path, random: Random) -> None:
-    path.unlink()
-
-
-_HOW: dict[str, Callable[[Path, Random], None]] = {"cut": _cut, "flipped": _flip_a_bit, "removed": _remove}
+_HOW: dict[str, Damage] = {
+    "cut": CUTS["anywhere"],
+    "flipped": CONTENT["a bit flipped"],
+    "removed": lambda path, random: path.unlink(),
+}
 _WHAT = {"an array": "layers.*.npy", "the manifest": "manifest.json"}
 
 DAMAGES = tuple(f"{what} {how}" for what in _WHAT for how in _HOW)

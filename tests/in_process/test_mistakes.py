@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP, ProcessGrid, Trainer
-from hybridnn.errors import SettingError
 from hybridnn.in_process import CommunicationError, DeadlockError, StuckError, run_ranks
 from mpi_runner.slowness import deadline
 
@@ -375,25 +374,3 @@ def test_an_error_of_one_rank_ends_all_and_is_raised() -> None:
     with pytest.raises(ZeroDivisionError, match="of rank 1"):
         run_ranks(3, program)
     assert sorted(left) == [0, 1, 2]
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"keep": -1},
-        {"machine": "vm"},
-        {"order": -1},
-        {"order": "any"},
-        {"order": True},
-        {"sends": "fast"},
-        {"delivery": 1},
-        {"alpha": -1.0},
-        {"limit": 0},
-    ],
-)
-def test_wrong_settings_are_named(wrong: dict[str, Any]) -> None:
-    with pytest.raises(SettingError, match=next(iter(wrong))):
-        run_ranks(2, ring, **wrong)
-    for ranks in (0, 5000):
-        with pytest.raises(SettingError, match=r"ranks = .*: must be a whole number from 1 to "):
-            run_ranks(ranks, ring)

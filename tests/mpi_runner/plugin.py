@@ -27,6 +27,8 @@ USUAL_RANKS = (2, 3)
 MOST_QUICK_RANKS = 4
 """In-process tests of more ranks are marked slow."""
 
+CORE = "tests/core/"
+
 UNDER_MPI = re.compile(r"\[(.*-)?np\d+[-\]]")
 """Pattern of the names of tests that were collected for a number of ranks under MPI."""
 
@@ -59,12 +61,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Distribute parallel tests: each file to one process, and all tests under MPI to one, so that few jobs start."""
+    """Distribute parallel tests: each file to one process, and all tests under MPI to one, so that few jobs start.
+
+    The whole trainings of `tests/core` are distributed one by one: with them `make test-core` begins in every process.
+    """
     from xdist.scheduler import LoadScopeScheduling
 
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "under MPI" if UNDER_MPI.search(nodeid) else nodeid.split("::")[0]
+            if UNDER_MPI.search(nodeid):
+                return "under MPI"
+            return nodeid if nodeid.startswith(CORE) else nodeid.split("::")[0]
 
     return ByFile(config, log)
 

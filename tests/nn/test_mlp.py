@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from hybridnn import MLP
-from hybridnn.errors import SettingError
 
 
 def test_layers_and_parameters() -> None:
@@ -36,25 +33,3 @@ def test_models_are_comparable_and_immutable() -> None:
     assert model != MLP([4, 3])
     with pytest.raises(AttributeError):
         model.sizes = (1, 2)  # type: ignore[misc]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "settings", "setting", "value"),
-    [
-        (([4, 2], "gelu"), {}, "model.activation", "gelu"),
-        (([4, 2],), {"loss": "hinge"}, "model.loss", "hinge"),
-        (([4, 2],), {"initializer": "zeros"}, "model.initializer", "zeros"),
-        (([4],), {}, "model.sizes", [4]),
-        (([],), {}, "model.sizes", []),
-        (([4, 0, 2],), {}, "model.sizes", [4, 0, 2]),
-        (([4, -3, 2],), {}, "model.sizes", [4, -3, 2]),
-        (([4, 2.5, 2],), {}, "model.sizes", [4, 2.5, 2]),
-    ],
-)
-def test_refusals_name_setting_and_value(arguments: Any, settings: Any, setting: str, value: Any) -> None:
-    with pytest.raises(SettingError) as caught:
-        MLP(*arguments, **settings)
-    assert caught.value.setting == setting
-    assert caught.value.value == value
-    assert repr(value) in str(caught.value)
-    assert "\n" not in str(caught.value)

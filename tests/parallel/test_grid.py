@@ -9,7 +9,7 @@ import pytest
 
 from hybridnn.comm import mpi
 from hybridnn.comm.agreement import agree
-from hybridnn.errors import DataError, GridError, HybridnnError, SettingError
+from hybridnn.errors import DataError, GridError, HybridnnError
 from hybridnn.parallel.grid import ProcessGrid, fitting_grids
 from hybridnn.parallel.node_memory import NodeMemory
 
@@ -141,7 +141,3 @@ def test_groups_of_stages_with_different_widths(comm: MPI.Intracomm) -> None:
 def test_stages_with_the_wrong_number_of_ranks_are_refused(comm: MPI.Intracomm) -> None:
     with pytest.raises(GridError, match=r"parallel\.stages: .* 2 x 1 \+ 1 x 1 are 3 in all, the job has 2"):
         ProcessGrid(comm, stages=[(2, 1), (1, 1)])
-    with pytest.raises(SettingError, match=r"parallel\.stages\[1\]\.model = 0"):
-        ProcessGrid(comm, stages=[(1, 1), (1, 0)])
-    with pytest.raises(SettingError, match=r"parallel\.stages = \[\]"):
-        ProcessGrid(comm, stages=[])

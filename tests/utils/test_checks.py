@@ -114,6 +114,7 @@ WRONG = {
     "AdamW(weight_decay={})": f"optimizer.weight_decay = {{}}: {NOT_NEGATIVE}",
     "NAdam(momentum_decay=-1)": f"optimizer.momentum_decay = -1: {NOT_NEGATIVE}",
     "RMSprop(alpha=1)": f"optimizer.alpha = 1: {PART}",
+    "SGD(momentum=0.0, nesterov=True)": "optimizer.nesterov = True: needs momentum > 0 and dampening = 0",
     "SpikeSGD(momentum=0)": "optimizer.momentum = 0.0: above 0 with sgd-spike",
     "PipeMareSGD(annealing_updates=0)": f"optimizer.annealing_updates = 0: {ONE}",
     "PipeMareSGD(annealing_updates=1.5)": f"optimizer.annealing_updates = 1.5: {ONE}",
@@ -124,6 +125,7 @@ WRONG = {
     "Step(5, 8, 9)": "Step takes fewer values without names: give the milestones as a list, as in Step([5, 8])",
     "Step([])": "schedule.milestones = []: must be at least one epoch, for example [5, 8]",
     "Step([3, 3])": "schedule.milestones = [3, 3]: must increase",
+    "Step([3, 2])": "schedule.milestones = [3, 2]: must increase",
     "Step([1.5])": f"schedule.milestones[0] = 1.5: {ONE}",
     "Step([3], factor=0)": f"schedule.factor = 0: {ABOVE}",
     "Step([3], gamma=0.1)": "Step takes no argument 'gamma': did you mean factor?",
@@ -132,6 +134,7 @@ WRONG = {
     "WarmupLinear(-1)": f"schedule.warmup_epochs = -1: {NOT_NEGATIVE}",
     "WarmupLinear(warmup=1)": "WarmupLinear takes no argument 'warmup': did you mean warmup_epochs?",
     "Cosine('a')": f"schedule.warmup_epochs = 'a': {NOT_NEGATIVE}",
+    "Cosine(nan)": "schedule.warmup_epochs = nan: must be a finite number, at least 0",
     "Cosine(epochs=3)": "Cosine takes no argument 'epochs': ",
     "MLP()": "MLP needs the argument sizes",
     "MLP(3)": f"model.sizes = 3: {SIZES}",
@@ -176,6 +179,12 @@ WRONG = {
     "Trainer(NETWORK, dtype='float16')": "training.dtype = 'float16': must be 'float32' or 'float64'",
     "Trainer(NETWORK, dtype=None)": "training.dtype = None: must be 'float32' or 'float64'",
     "Trainer(NETWORK, clip_norm=0)": f"training.clip_norm = 0: {ABOVE}",
+    "Trainer(NETWORK, clip_norm=nan)": "training.clip_norm = nan: must be a finite number, greater than 0",
+    "Trainer(NETWORK, model_split='rows')": "parallel.model_split = 'rows': must be 'columns' or 'alternating'",
+    "Trainer(NETWORK, distribution='broadcast')": "data.distribution = 'broadcast': must be 'local'",
+    "Trainer(NETWORK, log_every=0)": f"output.log_every = 0: {ONE}",
+    "Trainer(NETWORK, evaluate_every=0)": f"training.evaluate_every = 0: {ONE}",
+    "Trainer(NETWORK).fit([[1, 1, 1]], [1.0], epochs=0)": f"training.epochs = 0: {ONE}",
     "Trainer(NETWORK, class_weight={0: 1})": "training.class_weight = {0: 1}: must be 'balanced'",
     "Trainer(NETWORK, shuffle=1)": f"training.shuffle = 1: {FLAG}",
     "Trainer(NETWORK, overlap='no')": f"parallel.overlap = 'no': {AUTO}",
@@ -187,6 +196,8 @@ WRONG = {
     "Trainer(NETWORK, partition='even')": f"parallel.partition = 'even': {COUNTS}",
     "Trainer(NETWORK, microbatches=0)": f"parallel.microbatches = 0: {ONE}",
     "Trainer(NETWORK, stall_seconds=-1)": f"output.stall_seconds = -1: {NOT_NEGATIVE}",
+    "Trainer(NETWORK, stall_seconds=inf)": "output.stall_seconds = inf: must be a finite number, at least 0",
+    "Trainer(NETWORK, loss='mse')": "Trainer takes no argument 'loss': give it to MLP",
     "Trainer(NETWORK, schedule=Cosine)": "must be a learning-rate schedule, for example Cosine()",
     "Trainer(NETWORK, initial_weights=3)": "initial weights must be arrays by name",
     "EarlyStopping(3)": "monitor = 3: must be 'train_loss', 'validation_loss'",
@@ -208,6 +219,12 @@ WRONG = {
     "run_ranks(0, len)": "ranks = 0: must be a whole number from 1 to 1,024",
     "run_ranks(1, 3)": "function = 3: must be a function",
     "run_ranks(1, len, order=-1)": "order = -1: must be 'in turn', or a whole number, the seed of an order",
+    "run_ranks(1, len, order='any')": "order = 'any': must be 'in turn', or a whole number",
+    "run_ranks(1, len, machine='vm')": "machine = 'vm': ",
+    "run_ranks(1, len, sends='fast')": "sends = 'fast': ",
+    "run_ranks(1, len, delivery=1)": "delivery = 1: ",
+    "run_ranks(1, len, limit=0)": "limit = 0: ",
+    "run_ranks(5000, len)": "ranks = 5000: must be a whole number from 1 to 1,024",
     "run_ranks(1, len, keep=None)": f"keep = None: {ZERO}",
     "run_ranks(1, len, alpha='a')": f"alpha = 'a': {NOT_NEGATIVE}",
     "SyntheticSpec(inputs=0)": f"data.synthetic.inputs = 0: {ONE}",
@@ -253,6 +270,8 @@ def test_a_wrong_value_is_refused_with_what_is_allowed(expression: str) -> None:
     with pytest.raises(HybridnnError) as caught:
         eval(expression, NAMES)
     assert WRONG[expression] in str(caught.value)
+    name, equals, _ = WRONG[expression].partition(" = ")
+    assert not equals or caught.value.setting == name  # type: ignore[attr-defined]  # a SettingError
     assert str(caught.value).isprintable()
 
 
