@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 
 import numpy as np
@@ -89,7 +89,8 @@ class MinibatchLosses:
         for minibatch, mean in zip(self._minibatches[done], self.means[done], strict=False):
             loss_sum += mean * minibatch.size
             samples += minibatch.size
-        return Progress(before.step + count, before.epoch, before.minibatches + count, loss_sum, samples)
+        step, minibatches = before.step + count, before.minibatches + count
+        return replace(before, step=step, minibatches=minibatches, loss_sum=loss_sum, samples=samples)
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import nan
 from pathlib import Path
 from types import FrameType, MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple
 
 from hybridnn.errors import DataError, SettingError, StateError
 from hybridnn.utils.checks import Count, Seed
@@ -39,6 +39,10 @@ class Progress:
         asynchronous pipeline, which fetch losses later.
     loss_sum : float
         Sum of the losses of these samples, each before its update.
+    task : {"regression", "classification", ""}
+        Task of the training; empty before it, and where an earlier version wrote the progress.
+    epoch_samples : int
+        Samples of the epoch; 0 where they are not known.
     """
 
     # Not pydantic's type of it: that takes longer to load than all else that a `Trainer` needs.
@@ -49,10 +53,12 @@ class Progress:
     minibatches: Seed = 0
     loss_sum: float = 0.0
     samples: Seed = 0
+    task: Literal["", "regression", "classification"] = field(default="", compare=False)
+    epoch_samples: Seed = field(default=0, compare=False)
 
     def next_epoch(self) -> Progress:
         """The same step as the beginning of the next epoch."""
-        return Progress(step=self.step, epoch=self.epoch + 1)
+        return replace(self, epoch=self.epoch + 1, minibatches=0, loss_sum=0.0, samples=0)
 
 
 class TrainingState:
@@ -69,18 +75,15 @@ class TrainingState:
         Updates of the running steps, which `progress` counts too.
     in_step : bool
         Whether a step is running, which Ctrl-C does not interrupt.
-    samples : int
-        Samples of the current epoch; 0 if they are not known.
     incomplete : str
         What to do about a step that an exception interrupted; empty if there is none.
     """
 
     def __init__(self, lock: threading.RLock) -> None:
-        self._lock, self._progress, self._task = lock, Progress(), ""
+        self._lock, self._progress = lock, Progress()
         self._reached: Callable[[int], Progress] = self._no_step
         self.is_fitting = self.in_step = self._interrupted = False
-        self.done = self.samples = 0
-        self.incomplete = ""
+        self.done, self.incomplete = 0, ""
 
     # -- progress ------------------------------------------------------------------------------------------------------
 
@@ -101,12 +104,11 @@ class TrainingState:
     @property
     def task(self) -> str:
         """Task of the training; empty before the first step, when data of any task may follow."""
-        return self._task if self.is_fitting or self.step else ""
+        return self._progress.task if self.is_fitting or self.step else ""
 
     def restart(self, progress: Progress) -> None:
         """Set the progress together with weights and optimizer state."""
-        self.progress, self.samples, self.incomplete = progress, 0, ""
-        self._task = self._task if progress.step else ""
+        self.progress, self.incomplete = progress, ""
 
     @contextmanager
     def steps(self, reached: Callable[[int], Progress]) -> Iterator[None]:
@@ -155,8 +157,8 @@ class TrainingState:
     # -- fit -----------------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def fitting(self, task: str, samples: int, *, defers_interrupts: bool) -> Iterator[None]:
-        """Context of `fit`.
+    def fitting(self, task: Any, samples: int, *, defers_interrupts: bool) -> Iterator[None]:
+        """Context of `fit` on so many samples.
 
         With `defers_interrupts`, in the main thread and with Python's handler of SIGINT, Ctrl-C within a step raises
         `KeyboardInterrupt` after it, and Ctrl-C again at once.
@@ -166,7 +168,8 @@ class TrainingState:
         # An outer handler is that of a trainer whose callback trains this one.
         is_usual = before is signal.default_int_handler or isinstance(getattr(before, "__self__", None), TrainingState)
         installs = defers_interrupts and is_usual
-        self.is_fitting, self._task, self.samples, self._interrupted = True, task, samples, False
+        self.progress = replace(self.progress, task=task, epoch_samples=samples)
+        self.is_fitting, self._interrupted = True, False
         try:
             if installs:
                 signal.signal(signal.SIGINT, self._interrupt)
@@ -175,7 +178,6 @@ class TrainingState:
             if installs:
                 signal.signal(signal.SIGINT, before)
             self.is_fitting = self.in_step = False
-            self._task = self.task
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if self._interrupted or not self.in_step:

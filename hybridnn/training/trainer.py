@@ -265,7 +265,7 @@ class Trainer(TrainedNetwork):
 
     def _steps_per_epoch(self, train: DataSplit) -> int:
         """Steps of an epoch; `DataError` if an incomplete one was begun with other samples."""
-        progress, begun_with = self.progress, self._state.samples
+        progress, begun_with = self.progress, self.progress.epoch_samples
         per_epoch: int = ceil(train.samples / self.batch_size)
         if progress.minibatches and (
             begun_with not in (0, train.samples) or progress.samples > train.samples or progress.minibatches > per_epoch

@@ -495,3 +495,18 @@ def test_an_incomplete_epoch_is_completed_with_as_many_samples() -> None:
     trainer.fit(X, Y, epochs=1)
     trainer.fit(X[:29], Y[:29], epochs=1)
     assert [record.step for record in trainer.history.epochs] == [4, 7]
+
+
+def test_a_restored_trainer_knows_its_task_and_the_samples_of_its_epoch(tmp_path: Path) -> None:
+    trainer, restored = trainer_on(), trainer_on()
+    trainer.fit(X, Y, epochs=1, callbacks=[RaisesAt("between", 3, None)])
+    checkpoint_writer(trainer, tmp_path, "data").write(trainer.progress)
+    checkpoint, _ = newest_valid(tmp_path)
+    assert checkpoint is not None
+    restored.restore(checkpoint.read_into, checkpoint.manifest.progress)
+    with pytest.raises(DataError, match="this training is a regression"):
+        restored.evaluate(X, np.zeros(len(X), int))
+    with pytest.raises(SettingError, match="the training is a regression"):
+        restored.predict_proba(X)
+    with pytest.raises(DataError, match="60 samples, but epoch 1 was begun with 40"):
+        restored.fit(np.resize(X, (60, 5)), np.resize(Y, (60, 4)), epochs=1)
