@@ -9,6 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,8 @@ from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Adam, AdamW, Optimizer, RMSprop
 from hybridnn.parallel.grid import ProcessGrid, all_ranks_group
 from hybridnn.training.callbacks import EarlyStopping
+from hybridnn.training.records import MONITORS, EpochRecord
+from hybridnn.training.trained_network import TrainedNetwork
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.checks import require_choice, require_number, require_whole, with_advice
 
@@ -65,6 +68,21 @@ class _Trained:
     losses: list[float]
     scores: list[float]  # on the validation part, where there is one
     stopped: bool
+
+
+class _Stopping(EarlyStopping):
+    """scikit-learn's rule: every better value is the best, and more than `patience` epochs that gain less end it."""
+
+    def on_epoch_end(self, trainer: TrainedNetwork, record: EpochRecord) -> None:
+        value = record.monitored(self.monitor)
+        gain = -inf if value is None else MONITORS[self.monitor] * (value - self.best)
+        self._without = self._without + 1 if gain < self.min_delta else 0
+        if value is not None and gain > 0:
+            self.best, self.best_epoch = value, record.epoch
+            if self.restore_best_weights:
+                self._weights = trainer.weights()
+        if self._without > self.patience:
+            self.stopped_epoch, trainer.stop_training = record.epoch, True
 
 
 ADVICE = {
@@ -300,9 +318,9 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
 
     def _fit_on(self, trainer: Trainer, X: Array, y: Array, epochs: int, validation: Any) -> _Trained:
         if validation is not None:
-            stopping = EarlyStopping(self._score_of_epochs, self.n_iter_no_change, self.tol)
+            stopping = _Stopping(self._score_of_epochs, self.n_iter_no_change, self.tol)
         else:
-            stopping = EarlyStopping("train_loss", self.n_iter_no_change, self.tol, restore_best_weights=False)
+            stopping = _Stopping("train_loss", self.n_iter_no_change, self.tol, restore_best_weights=False)
         before = len(trainer.history.epochs)
         how: dict[str, Any] = {"validation": validation, "callbacks": [stopping], "progress": bool(self.verbose)}
         records = trainer.fit(X, y, epochs=epochs, **how).epochs[before:]
@@ -398,9 +416,9 @@ class MLPClassifier(ClassifierMixin, _MLP):  # type: ignore[misc]
     random_state : int, RandomState or None
         Of the initial weights, the order of the samples and the validation part.
     tol : float
-        Least improvement of the loss, or of the score of the validation part.
+        Least gain of an epoch over the best loss, or over the best score of the validation part.
     n_iter_no_change : int
-        Epochs without such an improvement, after which the training ends.
+        The training ends after more consecutive epochs that gain less.
     early_stopping : bool
         Keep a part of the samples to validate, and end with the weights of the epoch with the best score on it.
     validation_fraction : float

@@ -6,6 +6,7 @@ import copy
 import importlib
 import pickle
 import sys
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -337,7 +338,7 @@ def test_a_search_of_many_fits_warns_once_at_its_line() -> None:
 
 
 def test_early_stopping_ends_with_the_best_weights_for_the_validation_part() -> None:
-    settings: dict[str, Any] = {"learning_rate_init": 0.05, "batch_size": 15, "n_iter_no_change": 4, "random_state": 0}
+    settings: dict[str, Any] = {"learning_rate_init": 0.05, "batch_size": 15, "n_iter_no_change": 4, "random_state": 1}
     found = MLPClassifier((16,), early_stopping=True, validation_fraction=0.3, **settings).fit(*IRIS)
     assert 4 < found.n_iter_ < 200
     assert len(found.validation_scores_) == found.n_iter_
@@ -349,7 +350,26 @@ def test_early_stopping_ends_with_the_best_weights_for_the_validation_part() -> 
 def test_a_training_that_does_not_converge_warns_and_one_that_does_ends() -> None:
     with pytest.warns(ConvergenceWarning, match="max_iter=2 epochs"):
         MLPClassifier(max_iter=2).fit(*IRIS)
-    assert MLPClassifier(learning_rate_init=1e-9, n_iter_no_change=2).fit(*IRIS).n_iter_ == 3
+    assert MLPClassifier(learning_rate_init=1e-9, n_iter_no_change=2).fit(*IRIS).n_iter_ == 4
+
+
+def stopped_by_the_rule(losses: Sequence[float], tol: float, most: int) -> int:
+    """The epoch after which scikit-learn ends a training with this curve of losses, or of scores with other signs."""
+    best, without = np.inf, 0
+    for epoch, loss in enumerate(losses, 1):
+        without = without + 1 if loss > best - tol else 0
+        best = min(best, loss)
+        if without > most:
+            return epoch
+    return 0
+
+
+@pytest.mark.parametrize("early_stopping", [False, True])
+def test_a_training_ends_by_the_rule_of_scikit_learn(early_stopping: bool) -> None:
+    settings: dict[str, Any] = {"learning_rate_init": 0.02, "tol": 1e-3, "n_iter_no_change": 5, "random_state": 0}
+    found = MLPClassifier((16,), max_iter=500, early_stopping=early_stopping, **settings).fit(*IRIS)
+    curve = [-score for score in found.validation_scores_] if early_stopping else found.loss_curve_
+    assert stopped_by_the_rule(curve, 1e-3, 5) == found.n_iter_ > 7
 
 
 @pytest.mark.parametrize(

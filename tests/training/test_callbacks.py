@@ -181,7 +181,7 @@ def test_what_is_no_model_optimizer_or_callback_is_named() -> None:
         (r"grid = 4: must be a ProcessGrid", lambda: Trainer(MLP([5, 2]), grid=4)),  # type: ignore[arg-type]
         (r"device\.name = 3: must be 'auto'", lambda: Trainer(MLP([5, 2]), device=3)),  # type: ignore[arg-type]
         (
-            r"validation = \(1,\): must be samples",
+            r"validation has 1 part: it must be samples",
             lambda: make(ProcessGrid()).fit(*noisy(0), epochs=1, validation=(1,)),
         ),  # type: ignore[arg-type]
     ]
