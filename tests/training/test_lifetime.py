@@ -153,8 +153,8 @@ print(f"grew by {resident() - before:.1f} MB\\n", end="", flush=True)
         ("trainer", 2000),
         ("dropped_trainer", 2000),
         ("grid", 2000),
-        ("estimator", 1000),
-        ("writer", 1000),
+        ("estimator", 2000),
+        ("writer", 2000),
         ("freed_communicator", 600),
     ],
 )
