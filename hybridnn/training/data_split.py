@@ -177,13 +177,15 @@ def _require_targets_of(trained: str, model: MLP, targets: NDArray[Any]) -> None
         return
     is_one_hot = len(shape) == 2 and shape[1] > 1 and bool((targets.sum(axis=1) == 1).all())
     is_one_hot = is_one_hot and bool(((targets == 0) | (targets == 1)).all())
-    labels = "y.argmax(axis=1)" if is_one_hot else "y.astype(int)"
+    are_labels = shape in ((targets.size,), (targets.size, 1)) and bool((targets == np.floor(targets)).all())
+    labels = "y.argmax(axis=1)" if is_one_hot else "y.astype(int)" if len(shape) == 1 else "y.ravel().astype(int)"
     if task == "classification":
-        raise DataError(f"{about}, and this training is a classification, which takes integer labels: give {labels}")
+        how = f"give {labels}" if is_one_hot or are_labels else "another Trainer trains a regression"
+        raise DataError(f"{about}, and this training is a classification, which takes integer labels: {how}")
     if is_one_hot:
         raise DataError(f'{about} and one-hot rows: for classes give {labels}; for a regression MLP takes loss="mse"')
     outputs = model.sizes[-1]
-    if shape in ((targets.size,), (targets.size, 1)) and outputs > 1 and bool((targets == np.floor(targets)).all()):
+    if are_labels and outputs > 1:
         raise DataError(
             f"{about}, one number per sample, and the model has {outputs} outputs: for classes give {labels}"
         )

@@ -272,16 +272,17 @@ def test_wrong_data_are_refused_before_the_first_step(case: str) -> None:
 
 
 ONE_HOT = np.eye(2)[LABELS]
-TO_INTEGERS = "y has dtype float64, and this training is a classification, which takes integer labels: give y."
+TO_INTEGERS = "y has dtype float64, and this training is a classification, which takes integer labels: "
 TO_FLOATS = "y has dtype int64, that of labels, and this training is a regression: give y.astype(float)"
 
 
 @pytest.mark.parametrize(
     ("first", "second", "words"),
     [
-        (LABELS, LABELS.astype(float), TO_INTEGERS + "astype(int)"),
-        (LABELS, ONE_HOT, TO_INTEGERS + "argmax(axis=1)"),
-        (LABELS, Y, TO_INTEGERS),
+        (LABELS, LABELS.astype(float), TO_INTEGERS + "give y.astype(int)"),
+        (LABELS, ONE_HOT, TO_INTEGERS + "give y.argmax(axis=1)"),
+        (LABELS, LABELS.astype(float)[:, None], TO_INTEGERS + "give y.ravel().astype(int)"),
+        (LABELS, Y, TO_INTEGERS + "another Trainer trains a regression"),
         (Y, LABELS, TO_FLOATS),
         (Y, LABELS + 7, TO_FLOATS),
     ],
