@@ -11,6 +11,7 @@
 #   make gpu-day               tests and measurements on a GPU, in pieces; continues where it stopped  (ARGS="--seconds 570")
 #   make gpu-wheels            packages for gpu-day on a machine without network, in build/gpu-wheels  (GPU_PYTHON=3.12)
 #   make lint types bench      ruff and the order of imports, mypy, the comparison with PyTorch      (parts: make bench ARGS="batch pipeline")
+#   make figures               sizes of the library, its tests and docs, with their limits
 #   make cost-check            calibrate the cost models with two ranks and compare predictions with the clock, 10 minutes
 #   make fault-drill           inject faults into runs at random and check the results  (more: make fault-drill ARGS="--trials 300")
 #   make docs                  the documentation as a site, in build/site
@@ -40,7 +41,7 @@ comma := ,
 # $(call extras,a) is a, and the extra of the chosen MPI where there is one
 extras = $(subst $() ,$(comma),$(strip $(MPI) $(1)))
 
-.PHONY: train test test-core test-slow test-all test-slurm test-cluster test-gpu bench-gpu gpu-day gpu-wheels lint types bench cost-check fault-drill papers outputs docs man clean
+.PHONY: train test test-core test-slow test-all test-slurm test-cluster test-gpu bench-gpu gpu-day gpu-wheels lint figures types bench cost-check fault-drill papers outputs docs man clean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed-run
@@ -94,6 +95,9 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
+
+figures: $(VENV)/.installed-dev
+	$(BIN)/python -m benchmarks.code_figures
 
 types: $(VENV)/.installed-dev
 	MYPYPATH=course:course/staff:papers $(BIN)/mypy -p hybridnn -p hybridnn_course -p hybridnn_course_staff -p hybridnn_papers

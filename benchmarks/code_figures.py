@@ -1,12 +1,18 @@
-"""Size of the library, and what one training step imports: ``python -m benchmarks.code_figures``."""
+"""Size of the library, and what one training step imports; exit code 1 if a figure is above its limit.
+
+``python -m benchmarks.code_figures``
+"""
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
+
+from hybridnn.cli.main import COMMANDS, whole_parser
+from hybridnn.config.reference import settings
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = ROOT / "hybridnn"
@@ -24,6 +30,11 @@ for name, module in list(sys.modules.items()):
 """
 
 
+def sources(*folders: Path) -> list[Path]:
+    """Python files of folders."""
+    return [path for folder in folders for path in folder.rglob("*.py")]
+
+
 def lines_of(paths: Iterable[Path]) -> int:
     """Number of lines of files."""
     return sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
@@ -35,34 +46,49 @@ def imported(how: str) -> list[Path]:
     return [Path(line) for line in subprocess.check_output(program, text=True, cwd=ROOT).split("\n") if line]
 
 
-def docs() -> list[Path]:
-    """Pages of the documentation, without those of the distributions beside the library."""
-    return [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+def leaves(command: Any) -> Iterator[Any]:
+    """The commands below a command, without its groups."""
+    children = getattr(command, "commands", {}).values()
+    for child in children:
+        yield from leaves(child)
+    if not children:
+        yield command
 
 
-def words_of(paths: Iterable[Path]) -> int:
-    """Number of words of pages."""
-    return sum(len(re.findall(r"\S+", path.read_text(encoding="utf-8"))) for path in paths)
+def figures() -> Iterator[tuple[str, int, int]]:
+    """Name, figure and limit; a limit of 0 is none."""
+    files, step, without = sources(LIBRARY), imported("with MPI"), imported("without MPI")
+    core = sources(*(LIBRARY / name for name in CORE))
+    tables = [*(LIBRARY / "data").glob("table_*.py"), LIBRARY / "data/user_file.py"]
+    own = [name for name, entry in COMMANDS.items() if not entry.distribution]
+    parsers: Any = whole_parser()
+    commands = [leaf for name in own for leaf in leaves(parsers.commands[name])]
+    options = [item for command in commands for item in command.params if item.param_type_name == "option"]
+    pages = " ".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md"))
+    yield "files of hybridnn/", len(files), 205
+    yield "lines of hybridnn/", lines_of(files), 44_700
+    yield f"lines of {', '.join(CORE)}", lines_of(core), 12_600
+    yield "lines for tables", lines_of(tables), 1_000
+    yield "lines of hybridnn/doctor", lines_of(sources(LIBRARY / "doctor")), 900
+    yield "files that a step imports", len(step), 55
+    yield "lines that a step imports", lines_of(step), 9_800
+    yield "files that a step imports without an MPI library", len(without), 0
+    yield "files of cost models among them", sum("cost" in path.parts for path in {*step, *without}), 0
+    yield "settings, [data.csv] as one", len({row.name for row in settings() if "data.csv." not in row.name}), 76
+    yield "commands", len(commands), 30
+    yield "options of commands", len(options), 170
+    yield "lines of tests/", lines_of(sources(ROOT / "tests")), 43_500
+    yield "lines of benchmarks/", lines_of(sources(ROOT / "benchmarks")), 3_600
+    yield "words of docs/", len(pages.split()), 44_000
 
 
 def main() -> None:
-    """Print the figures, one in a line."""
-    sources, tests = list(LIBRARY.rglob("*.py")), list((ROOT / "tests").rglob("*.py"))
-    core = [path for name in CORE for path in (LIBRARY / name).rglob("*.py")]
-    step, without = imported("with MPI"), imported("without MPI")
-    written, generated = words_of(docs()), words_of((ROOT / "docs/reference").glob("*.md"))
-    rows: list[tuple[str, list[Path]]] = [
-        ("hybridnn/", sources),
-        (", ".join(CORE), core),
-        ("imported by a step", step),
-        ("imported by a step without an MPI library", without),
-        ("tests/", tests),
-    ]
-    for what, paths in rows:
-        print(f"{what}: {len(paths)} files, {lines_of(paths):,} lines")
-    cost = sorted({str(path.relative_to(LIBRARY)) for path in {*step, *without} if "cost" in path.parts})
-    print(f"cost models among them: {', '.join(cost) or 'none'}")
-    print(f"words of README and docs: {written - generated:,}, and {generated:,} of the generated reference")
+    """Print the figures with their limits."""
+    above = 0
+    for name, figure, limit in figures():
+        above += (figure > limit) if limit else 0
+        print(f"{figure:7,} {name}{f' (at most {limit:,})' if limit else ''}{' ABOVE' * (limit and figure > limit)}")
+    sys.exit(1 if above else 0)
 
 
 if __name__ == "__main__":
