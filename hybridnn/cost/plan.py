@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import islice
 
 from hybridnn.cost.layouts import ANY, Wanted, balanced_layers, feasible_layouts
-from hybridnn.cost.machine import Machine, kept
+from hybridnn.cost.machine import Machine
 from hybridnn.cost.prediction.memory import largest_memory
 from hybridnn.cost.prediction.predict import Prediction, predict
 from hybridnn.cost.prediction.stage_costs import StageCosts
@@ -321,7 +321,7 @@ class StepBounds:
         yield Update(0), 1
 
 
-@kept(256)
+@lru_cache(256)
 def _stage_costs(machine: Machine, workload: Workload, layout: Layout) -> tuple[StageCosts, dict[Hashable, float]]:
     """Costs, and sums of them, for layouts that follow one another and differ only in the order of instructions."""
     return StageCosts(workload, layout, machine), {}

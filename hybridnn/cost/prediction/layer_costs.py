@@ -9,7 +9,7 @@ from functools import cached_property, lru_cache, partial
 import numpy as np
 
 from hybridnn.cost.collectives import Crossings
-from hybridnn.cost.machine import Compute, Machine, Overlap, kept
+from hybridnn.cost.machine import Compute, Machine, Overlap
 from hybridnn.cost.prediction.groups import Collective, RankGroups
 from hybridnn.cost.prediction.memory import layer_collectives
 from hybridnn.cost.prediction.times import TimeBreakdown
@@ -131,7 +131,7 @@ class ChunkCosts:
         return TimeBreakdown(seconds)
 
 
-@kept(1 << 12)
+@lru_cache(1 << 12)
 def chunk_costs(
     machine: Machine,
     layers: tuple[DenseLayer, ...],
@@ -149,7 +149,7 @@ def chunk_costs(
     return ChunkCosts(layers, split, groups, compute, itemsize, machine.overlap if overlaps else None)
 
 
-@kept(128)
+@lru_cache(128)
 def compute_at(machine: Machine, dtype: str, busy_ranks: int, pace: float) -> Compute:
     """Costs of computing with so many busy ranks on a node, all of them `pace` times those of the machine."""
     return machine.compute_for(dtype, busy_ranks).scaled(pace)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from hybridnn.cost.machine import Compute, Machine, MessageOverhead, kept
+from hybridnn.cost.machine import Compute, Machine, MessageOverhead
 from hybridnn.cost.prediction.groups import Collective, Groups, Placement, has_own_replicas, replica_groups
 from hybridnn.cost.prediction.layer_costs import ChunkCosts, chunk_costs, compute_at, of_shapes, overlapped
 from hybridnn.cost.prediction.times import TimeBreakdown
@@ -345,7 +346,7 @@ class UnscheduledCosts(NamedTuple):
     equal_stages: tuple[int, ...]  # for every stage the first one with the same costs
 
 
-@kept(1 << 10)
+@lru_cache(1 << 10)
 def _unscheduled_costs(machine: Machine, workload: Workload, layout: Layout) -> UnscheduledCosts:
     """Costs of a layout without its schedule, at the pace of the slowest of all ranks, which wait for each other."""
     groups, dtype = Groups(layout, machine), workload.dtype
