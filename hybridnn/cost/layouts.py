@@ -10,9 +10,9 @@ from types import MappingProxyType
 from typing import Any
 
 from hybridnn.cost.machine import Machine
+from hybridnn.cost.prediction import Workload
 from hybridnn.cost.prediction.groups import Groups
-from hybridnn.cost.prediction.layer_costs import chunk_costs, of_shapes
-from hybridnn.cost.prediction.workload import Workload
+from hybridnn.cost.prediction.stage_costs import chunk_costs, of_shapes
 from hybridnn.errors import SettingError
 from hybridnn.nn.mlp import DenseLayer
 from hybridnn.parallel.dense import MODEL_SPLITS

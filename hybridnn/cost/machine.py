@@ -203,6 +203,15 @@ class Compute(Section):
     # mean delay of a computation by other activity of the node, relative to its median; the other entries are medians
     noise: AtLeastZero = 0.0
 
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return np.dtype(self.dtype).itemsize
+
+    def caches(self, elements: int) -> bool:
+        """Whether an array of so many elements fits the cache."""
+        return elements * self.itemsize < self.cache_bytes
+
     def activation(self, name: str) -> ActivationCost:
         """Cost of an activation function."""
         if name == "identity":

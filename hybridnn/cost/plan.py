@@ -11,10 +11,10 @@ from itertools import islice
 
 from hybridnn.cost.layouts import ANY, Wanted, balanced_layers, feasible_layouts
 from hybridnn.cost.machine import Machine
+from hybridnn.cost.prediction import Workload
 from hybridnn.cost.prediction.memory import largest_memory
 from hybridnn.cost.prediction.predict import Prediction, predict
 from hybridnn.cost.prediction.stage_costs import StageCosts
-from hybridnn.cost.prediction.workload import Workload
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.layout import Layout, microbatch_counts
 from hybridnn.pipeline.schedules.instructions import (
@@ -259,7 +259,7 @@ class StepBounds:
         if after == len(self.layout.stages):
             return 0.0
         channel = Channel(after, stage, True, 0) if gradients else Channel(stage, after, False, 0)
-        return min(self._costs.message((channel, 0, microbatch)) for microbatch, _ in self._kinds)
+        return min(self._costs.message((channel, 0, microbatch)).transit for microbatch, _ in self._kinds)
 
     def _receiving(self, stage: int) -> float:
         """Seconds in which messages occupy a stage: what does not overlap with its work."""
@@ -272,7 +272,8 @@ class StepBounds:
                 if not at_end:
                     channel = Channel(sender, stage, gradients, chunk)
                     seconds += sum(
-                        times * self._costs.message((channel, 0, microbatch)) for microbatch, times in self._kinds
+                        times * self._costs.message((channel, 0, microbatch)).transit
+                        for microbatch, times in self._kinds
                     )
         return seconds * (1 - self._costs.hidden)
 

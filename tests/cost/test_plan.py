@@ -14,9 +14,9 @@ from hybridnn.cost import plan as planning
 from hybridnn.cost.layouts import feasible_layouts
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.plan import StepBounds, best_exact, layout_advice, plan
+from hybridnn.cost.prediction import Workload
 from hybridnn.cost.prediction.memory import largest_memory
 from hybridnn.cost.prediction.predict import Prediction, predict
-from hybridnn.cost.prediction.workload import Workload
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS

@@ -9,12 +9,12 @@ import pytest
 
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.machine_file import read_machine
-from hybridnn.cost.prediction.predict import predict
-from hybridnn.cost.prediction.workload import Workload
-from hybridnn.cost.simulation import (
+from hybridnn.cost.prediction import Workload
+from hybridnn.cost.prediction.predict import (
     ScalingCurve,
     ScalingPoint,
     SimulatedStep,
+    predict,
     scaling_curve,
     simulate_layout,
 )

@@ -31,8 +31,8 @@ from hybridnn.cost.machine import (
     PassCost,
     Segment,
 )
+from hybridnn.cost.prediction import UPDATE_RULES, Workload
 from hybridnn.cost.prediction.stage_costs import StageCosts
-from hybridnn.cost.prediction.workload import UPDATE_RULES, Workload
 from hybridnn.nn.activations import ACTIVATIONS
 from hybridnn.nn.kernels import NUMPY
 from hybridnn.nn.mlp import MLP

@@ -89,11 +89,6 @@ def replica_groups(layout: Layout, stage: int) -> dict[Placement, int]:
     return _batch_group_placements(grid_places(layout.stages, layout.node_ranks or layout.ranks).of_stages[stage])
 
 
-def has_own_replicas(layout: Layout, stage: int) -> bool:
-    """Whether there is a batch group in the stage whose ranks all have replicas of their own."""
-    return min(map(max, replica_groups(layout, stage))) == 1
-
-
 @lru_cache(CACHE_SIZE)
 def _batch_group_placements(place: StagePlace) -> dict[Placement, int]:
     """Number of batch groups of a stage by placement."""

@@ -11,9 +11,9 @@ import pytest
 
 from hybridnn import MLP
 from hybridnn.cost.machine import ElementCost, Machine, PassCost
+from hybridnn.cost.prediction import Workload
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.stage_costs import StageCosts
-from hybridnn.cost.prediction.workload import Workload
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.instructions import Forward, InputGradient
 from hybridnn.pipeline.schedules.methods import METHODS, Method
