@@ -37,7 +37,6 @@ NEVER = {"matplotlib", "pandas", "scipy", "sklearn", "PIL", "xml.sax", "urllib.r
 TOOLS = {
     "hybridnn.cost.machine",
     "hybridnn.cost.prediction",
-    "hybridnn.cost.layouts",
     "hybridnn.cost.plan",
     "hybridnn.gpu.cuda_graphs",
     "hybridnn.gpu.cupy_kernels",

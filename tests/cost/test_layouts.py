@@ -8,9 +8,10 @@ from itertools import product
 import pytest
 
 from hybridnn import MLP, SGD
-from hybridnn.cost.layouts import balanced_layers, feasible_layouts, most_ranks
+from hybridnn.cost.plan import feasible_layouts, most_ranks
 from hybridnn.cost.prediction import Workload
 from hybridnn.cost.prediction.groups import replica_groups
+from hybridnn.cost.prediction.predict import balanced_layers
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.checks.lint import lint
 from hybridnn.pipeline.layout import Layout

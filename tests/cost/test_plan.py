@@ -11,9 +11,8 @@ import pytest
 
 from hybridnn import MLP
 from hybridnn.cost import plan as planning
-from hybridnn.cost.layouts import feasible_layouts
 from hybridnn.cost.machine import Machine
-from hybridnn.cost.plan import StepBounds, best_exact, layout_advice, plan
+from hybridnn.cost.plan import StepBounds, best_exact, feasible_layouts, layout_advice, plan
 from hybridnn.cost.prediction import Workload
 from hybridnn.cost.prediction.memory import largest_memory
 from hybridnn.cost.prediction.predict import Prediction, predict

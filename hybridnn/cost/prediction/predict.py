@@ -5,23 +5,26 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import gcd, prod
+from math import ceil, gcd, prod
 
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.prediction import Workload
-from hybridnn.cost.prediction.groups import Collective, replica_groups
+from hybridnn.cost.prediction.groups import Collective, Groups, replica_groups
 from hybridnn.cost.prediction.memory import largest_memory
-from hybridnn.cost.prediction.stage_costs import StageCosts
+from hybridnn.cost.prediction.stage_costs import StageCosts, chunk_costs, of_shapes
 from hybridnn.cost.prediction.times import (
     ScheduleTimes,
     TimeBreakdown,
     compile_layout,
     parts_of_efficiency,
     run,
+    seconds_per_added_minibatch,
 )
+from hybridnn.nn.mlp import DenseLayer
 from hybridnn.parallel.shared_replica import slice_bounds
 from hybridnn.pipeline.checks.simulated_schedule import schedule_bubble, split_idle
 from hybridnn.pipeline.layout import Layout
+from hybridnn.pipeline.partition import balance
 from hybridnn.pipeline.schedules.instructions import COMPUTATIONS, Instruction
 from hybridnn.utils.checks import require_choice
 
@@ -44,7 +47,7 @@ class Prediction:
 
 
 def predict(workload: Workload, layout: Layout, machine: Machine) -> Prediction:
-    """Predict the cost of a layout, which must be feasible (see `hybridnn.cost.layouts`)."""
+    """Predict the cost of a layout, which must be feasible (see `hybridnn.cost.plan.feasible_layouts`)."""
     costs = StageCosts(workload, layout, machine)
     timing = _time_exact(costs) if layout.exact else _time_asynchronous(costs)
     return Prediction(
@@ -94,19 +97,13 @@ def _time_asynchronous(costs: StageCosts) -> _StepTimes:
     )
     # Schedules of unlike length may end on different stages, which makes the difference inexact; a stage's work is a
     # lower bound.
-    per_step = max(busiest, _seconds_per_added_minibatch(short, long))
+    per_step = max(busiest, seconds_per_added_minibatch(short, long))
     steps = costs.workload.steps_per_epoch
     if steps <= warm_up:
         epoch = run(compile_layout(layout, steps), costs).makespan
     else:
         epoch = short.makespan + (steps - warm_up) * per_step
     return _StepTimes(per_step, epoch, orders, receiving)
-
-
-def _seconds_per_added_minibatch(short: ScheduleTimes, long: ScheduleTimes) -> float:
-    """Seconds per step in the steady state: what the minibatches add that only the longer schedule has."""
-    added = long.program.schedule.minibatches - short.program.schedule.minibatches
-    return (long.makespan - short.makespan) / added
 
 
 def _mean_breakdown(costs: StageCosts, timing: _StepTimes) -> TimeBreakdown:
@@ -139,6 +136,50 @@ def _seconds_by_kind(costs: StageCosts, stages: Sequence[Sequence[Instruction]])
                 seconds[instruction.name] += (computing - loss) / len(stages)
                 seconds["loss"] += loss / len(stages)
     return {kind: total for kind, total in seconds.items() if total}
+
+
+# -- layers of the stages ----------------------------------------------------------------------------------------------
+
+
+def balanced_layers(
+    workload: Workload,
+    machine: Machine,
+    stages: Sequence[tuple[int, int]],
+    *,
+    chunks: int = 1,
+    microbatches: int = 1,
+) -> tuple[int, ...]:
+    """Layers of every virtual stage for which the slowest stage, or boundary between two, is as fast as possible.
+
+    The cost of a layer is that of its passes with a microbatch, split by its outputs over the model ranks of its stage:
+    the smaller microbatches are, the more calls count beside arithmetic. The stages, of (batch, model) ranks, times the
+    chunks are at most the layers.
+    """
+    layers = workload.model.layers
+    groups = Groups(Layout.uniform(stages, len(layers)), machine)
+    samples = ceil(workload.batch_size / microbatches)
+
+    def layer_seconds(batch: int, model: int) -> Iterator[float]:
+        return _layer_seconds(workload, groups, stages.index((batch, model)), ceil(samples / batch))
+
+    # Which boundary lies between nodes is not known before the partition: all cost as much as the slowest.
+    flows = {groups.flows(stage, stage + 1) for stage in range(len(stages) - 1)}
+    sizes = [layer.outputs * samples * workload.itemsize for layer in layers[:-1]]
+    slowest = (max(machine.message_seconds(size, spans_nodes=it > 0, flows=it) for it in flows) for size in sizes)
+    boundaries = [2 * seconds for seconds in slowest]
+    return balance(stages, chunks, layer_seconds, boundaries)
+
+
+def _layer_seconds(workload: Workload, groups: Groups, stage: int, samples: int) -> Iterator[float]:
+    """Seconds of the passes through every layer on a stage."""
+    model = groups.model(stage)
+    shared = model.ranks, model.crossings, workload.dtype, groups.busy_ranks, 1.0, True
+
+    def passes(layer: DenseLayer) -> float:
+        costs = chunk_costs(groups.machine, of_shapes([layer]), "columns", *shared)
+        return (costs.forward(samples) + costs.backward(samples, accumulate=False)).total
+
+    return map(passes, workload.model.layers)
 
 
 # -- traffic -----------------------------------------------------------------------------------------------------------
@@ -248,7 +289,7 @@ def simulate_layout(workload: Workload, layout: Layout, machine: Machine) -> Sim
     times = run(compile_layout(layout, minibatches), costs)
     per_step = times.makespan
     if not layout.exact:
-        per_step = _seconds_per_added_minibatch(run(compile_layout(layout, minibatches // 2), costs), times)
+        per_step = seconds_per_added_minibatch(run(compile_layout(layout, minibatches // 2), costs), times)
     return SimulatedStep(workload, layout, times, times.makespan, per_step, _stage_breakdowns(costs, times, per_step))
 
 

@@ -120,8 +120,8 @@ def _compiled(pipeline: Layout, minibatches: int) -> CompiledSchedule:
 class MessageTimes(NamedTuple):
     """Seconds of a message between two stages."""
 
-    transit: float  # from the moment at which it is sent to its arrival
-    link: float  # in which it occupies the link from its sender to its receiver: the next one waits for it
+    transit: float = 0.0  # from the moment at which it is sent to its arrival
+    link: float = 0.0  # in which it occupies the link from its sender to its receiver: the next one waits for it
 
 
 class InstructionCosts(Protocol):
@@ -176,10 +176,16 @@ class ScheduleTimes:
 def run(program: CompiledSchedule, costs: InstructionCosts) -> ScheduleTimes:
     """Time a compiled schedule: see `CompiledSchedule.times`, with ``exposed = 1 - hidden``."""
     durations = [costs.duration(stage, item) for stage, item in zip(program.stages, program.computations, strict=True)]
-    none = MessageTimes(0.0, 0.0)
+    none = MessageTimes()
     messages = [none if message is None else costs.message(message) for message in program.messages]
     transfers, links = [times.transit for times in messages], [times.link for times in messages]
     barrier = costs.barrier_seconds() if BARRIER in program.order else 0.0
     exposed = 1.0 - costs.hidden
     times = program.times(durations, transfers, barrier, exposed, links if any(links) else None)
     return ScheduleTimes(program, np.array(times.starts), np.array(times.ends), exposed * np.array(transfers))
+
+
+def seconds_per_added_minibatch(short: ScheduleTimes, long: ScheduleTimes) -> float:
+    """Seconds per step in the steady state: what the minibatches add that only the longer schedule has."""
+    added = long.program.schedule.minibatches - short.program.schedule.minibatches
+    return (long.makespan - short.makespan) / added

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridnn.cost.prediction.times import run
+from hybridnn.cost.prediction.times import MessageTimes, run
 from hybridnn.pipeline.schedules.compiled_schedule import BARRIER, compile_schedule
 from hybridnn.pipeline.schedules.instructions import (
     COMPUTATIONS,
@@ -39,12 +39,9 @@ class Costs:
     occupied: float = 0.0
     messages: list[Message] = field(default_factory=list)
 
-    def message(self, message: Message) -> float:
+    def message(self, message: Message) -> MessageTimes:
         self.messages.append(message)
-        return self.transfer
-
-    def link(self, message: Message) -> float:
-        return self.occupied
+        return MessageTimes(self.transfer, self.occupied)
 
     def barrier_seconds(self) -> float:
         return self.barrier
