@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.recorder import bytes_sent_by_rank
-from hybridnn.cost.collectives import Crossings, concurrent_messages, crossings_of, one_per_node
+from hybridnn.cost.collectives import Crossings, concurrent_messages, crossings_of
 from hybridnn.cost.machine import Machine, MessageOverhead
 from hybridnn.parallel.grid import NodeFilling, StageShapes
 from hybridnn.pipeline.layout import Layout
@@ -178,7 +178,9 @@ class Groups:
     def owners(self, stage: int, placement: Placement) -> RankGroups:
         """The owners of a slice, one on each node of a batch group with that placement; those of all slices at once."""
         groups = min(max(placement) * self._layout.stages[stage][1], self._ranks_per_node)
-        return RankGroups(self.machine, len(placement), one_per_node(len(placement), groups))
+        return RankGroups(
+            self.machine, len(placement), crossings_of(np.arange(len(placement))[None], np.array([groups]))
+        )
 
     @property
     def world(self) -> RankGroups:
