@@ -177,10 +177,8 @@ class Groups:
 
     def owners(self, stage: int, placement: Placement) -> RankGroups:
         """The owners of a slice, one on each node of a batch group with that placement; those of all slices at once."""
-        groups = min(max(placement) * self._layout.stages[stage][1], self._ranks_per_node)
-        return RankGroups(
-            self.machine, len(placement), crossings_of(np.arange(len(placement))[None], np.array([groups]))
-        )
+        nodes, groups = len(placement), min(max(placement) * self._layout.stages[stage][1], self._ranks_per_node)
+        return RankGroups(self.machine, nodes, crossings_of(np.arange(nodes)[None], np.array([groups])))
 
     @property
     def world(self) -> RankGroups:
