@@ -374,17 +374,9 @@ class MessageEngine:
         self.records.append(self._record(pending, began, arrived=True))
 
     def _record(self, pending: Pending, began: Moment, *, arrived: bool) -> Record:
-        rank = pending.rank
-        ended = self._count, self.clock.now[rank]
-        call = rank, pending.name, pending.peer, pending.nbytes
+        ended = self._count, self.clock.now[pending.rank]
+        call = pending.rank, pending.name, pending.peer, pending.nbytes
         return (*call, pending.begun, began, ended, pending.line, pending.number, arrived)
-
-    def waiting(self) -> dict[int, tuple[str, ...]]:
-        """Calls that each waiting rank waits for, with their lines."""
-        return {
-            rank: tuple(f"waits in {item}, at {item.site}" for item in pendings if not item.done)
-            for rank, pendings in self._waiting.items()
-        }
 
     # -- errors ------------------------------------------------------------------------------------------------------
 

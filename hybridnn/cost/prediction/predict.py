@@ -20,7 +20,6 @@ from hybridnn.cost.prediction.times import (
     run,
     seconds_per_added_minibatch,
 )
-from hybridnn.nn.mlp import DenseLayer
 from hybridnn.parallel.shared_replica import slice_bounds
 from hybridnn.pipeline.checks.simulated_schedule import schedule_bubble, split_idle
 from hybridnn.pipeline.layout import Layout
@@ -160,7 +159,12 @@ def balanced_layers(
     samples = ceil(workload.batch_size / microbatches)
 
     def layer_seconds(batch: int, model: int) -> Iterator[float]:
-        return _layer_seconds(workload, groups, stages.index((batch, model)), ceil(samples / batch))
+        """Seconds of the passes through every layer on a stage of so many ranks."""
+        group, rows = groups.model(stages.index((batch, model))), ceil(samples / batch)
+        shared = group.ranks, group.crossings, workload.dtype, groups.busy_ranks, 1.0, True
+        for layer in layers:
+            costs = chunk_costs(machine, of_shapes([layer]), "columns", *shared)
+            yield (costs.forward(rows) + costs.backward(rows, accumulate=False)).total
 
     # Which boundary lies between nodes is not known before the partition: all cost as much as the slowest.
     flows = {groups.flows(stage, stage + 1) for stage in range(len(stages) - 1)}
@@ -168,18 +172,6 @@ def balanced_layers(
     slowest = (max(machine.message_seconds(size, spans_nodes=it > 0, flows=it) for it in flows) for size in sizes)
     boundaries = [2 * seconds for seconds in slowest]
     return balance(stages, chunks, layer_seconds, boundaries)
-
-
-def _layer_seconds(workload: Workload, groups: Groups, stage: int, samples: int) -> Iterator[float]:
-    """Seconds of the passes through every layer on a stage."""
-    model = groups.model(stage)
-    shared = model.ranks, model.crossings, workload.dtype, groups.busy_ranks, 1.0, True
-
-    def passes(layer: DenseLayer) -> float:
-        costs = chunk_costs(groups.machine, of_shapes([layer]), "columns", *shared)
-        return (costs.forward(samples) + costs.backward(samples, accumulate=False)).total
-
-    return map(passes, workload.model.layers)
 
 
 # -- traffic -----------------------------------------------------------------------------------------------------------
@@ -190,18 +182,15 @@ def bytes_sent(costs: StageCosts) -> int:
     chunks = [(stage, chunk) for stage in range(len(costs.layout.stages)) for chunk in range(costs.layout.chunks)]
     parts = (_batch_groups, _model_groups, _between_stages)
     of_chunks = sum(part(costs, stage, chunk) for stage, chunk in chunks for part in parts)
-    return of_chunks + _loads(costs) + _sum(costs.loss_broadcast())
+    # Samples and targets that rank 0 distributes; the model groups send as much as one with all samples would.
+    workload = costs.workload
+    sample_bytes = workload.model.sizes[0] * workload.itemsize, workload.target_bytes
+    loads = sum(_sum(costs.loads(nbytes, workload.batch_size)) for nbytes in sample_bytes)
+    return of_chunks + loads + _sum(costs.loss_broadcast())
 
 
 def _sum(collectives: Iterable[Collective]) -> int:
     return sum(item.bytes_sent for item in collectives)
-
-
-def _loads(costs: StageCosts) -> int:
-    """Samples and targets that rank 0 distributes; the model groups send as much as one with all samples would."""
-    workload = costs.workload
-    sample_bytes = workload.model.sizes[0] * workload.itemsize, workload.target_bytes
-    return sum(_sum(costs.loads(nbytes, workload.batch_size)) for nbytes in sample_bytes)
 
 
 def _batch_groups(costs: StageCosts, stage: int, chunk: int) -> int:
