@@ -39,20 +39,19 @@ from hybridnn.utils.text import counted, format_seconds
 # -- feasible layouts -------------------------------------------------------------------------------------------------
 
 Wanted = Mapping[str, Any]
-"""Values that a layout must have, by key of the settings section ``[parallel]``; any where there is none."""
+"""Values that a layout must have, by key of the settings section ``[parallel]``; any where there is none.
+
+With ``exact``, it must train as one rank does."""
 
 ANY: Wanted = MappingProxyType({})
 
 
-def feasible_layouts(
-    workload: Workload, machine: Machine, ranks: int, wanted: Wanted = ANY, *, exact: bool = False
-) -> Iterator[Layout]:
+def feasible_layouts(workload: Workload, machine: Machine, ranks: int, wanted: Wanted = ANY) -> Iterator[Layout]:
     """All layouts of exactly `ranks` ranks in which every rank has samples, layers and outputs.
 
     All stages have the same shape; layers are assigned to them by their times on the machine. Numbers of microbatches
     are powers of two and the stages times powers of two, up to eight per stage and 256 in all. Vertical synchronization
-    is left out: it needs more memory and is not faster. With `exact`, methods are left out that do not train as one
-    rank does.
+    is left out: it needs more memory and is not faster.
 
     Raises
     ------
@@ -68,11 +67,11 @@ def feasible_layouts(
         raise SettingError("ranks", ranks, f"{fewer}: it has {limits}, and {widest} outputs to split")
     found = False
     for grid in grids:
-        for layout in _layouts_of_grid(workload, machine, grid, wanted, exact=exact):
+        for layout in _layouts_of_grid(workload, machine, grid, wanted):
             found = True
             yield layout
     if not found:
-        required = ", ".join(f"{key} = {value}" for key, value in (*wanted.items(), *[("exact", True)] * exact))
+        required = ", ".join(f"{key} = {value}" for key, value in wanted.items())
         raise SettingError("parallel", required, f"no layout of {ranks} ranks that this model can use has all of these")
 
 
@@ -99,7 +98,7 @@ def _grids(workload: Workload, ranks: int) -> Iterator[tuple[int, int, int]]:
 
 
 def _layouts_of_grid(
-    workload: Workload, machine: Machine, grid: tuple[int, int, int], wanted: Wanted, *, exact: bool
+    workload: Workload, machine: Machine, grid: tuple[int, int, int], wanted: Wanted
 ) -> Iterator[Layout]:
     pipeline, batch, model = grid
     if not all(_allowed(wanted, key, size) for key, size in zip(("pipeline", "batch", "model"), grid, strict=True)):
@@ -110,15 +109,11 @@ def _layouts_of_grid(
     is_sent = model > 1 or (batch > 1 and not shared)
     overlaps = [it for it in (True, False) if _allowed(wanted, "overlap", it)]
     splits = [it for it in (MODEL_SPLITS if model > 1 else MODEL_SPLITS[:1]) if _allowed(wanted, "model_split", it)]
-    for bare in _pipelines(workload, machine, grid, wanted, exact=exact):
+    for bare in _pipelines(workload, machine, grid, wanted):
         for split in splits:
             for overlap in overlaps if is_sent else overlaps[:1]:
                 layout = replace(
-                    bare,
-                    model_split=split,
-                    overlap=overlap,
-                    shared_replicas=shared,
-                    node_ranks=node_ranks,
+                    bare, model_split=split, overlap=overlap, shared_replicas=shared, node_ranks=node_ranks
                 )
                 # The alternating split is that by columns, unless some stage has two layers.
                 if model == 1 or split != "alternating" or max(layout.layers) > 1:
@@ -129,9 +124,7 @@ def _allowed(wanted: Wanted, key: str, value: object) -> bool:
     return bool(wanted.get(key, value) == value)
 
 
-def _pipelines(
-    workload: Workload, machine: Machine, grid: tuple[int, int, int], wanted: Wanted, *, exact: bool
-) -> Iterator[Layout]:
+def _pipelines(workload: Workload, machine: Machine, grid: tuple[int, int, int], wanted: Wanted) -> Iterator[Layout]:
     """Layouts with all methods, microbatches and chunks, and all else at its default."""
     pipeline, batch, model = grid
     stages = ((batch, model),) * pipeline
@@ -147,7 +140,7 @@ def _pipelines(
     for method in METHODS.values():
         if not _allowed(wanted, "method", method.name):
             continue
-        if not method.exact and (exact or workload.clips):  # the norm of all gradients is known too late
+        if not method.exact and ("exact" in wanted or workload.clips):  # the norm of all gradients is known too late
             continue
         if method.predicts and not workload.slots:
             continue
@@ -229,7 +222,7 @@ def plan(workload: Workload, machine: Machine, ranks: int, top: int = 10, wanted
 
 def best_exact(workload: Workload, machine: Machine, ranks: int, wanted: Wanted = ANY) -> Prediction:
     """The fastest layout that trains as one rank does and fits the memory; errors as for `plan`."""
-    search = _Search(workload, machine, feasible_layouts(workload, machine, ranks, wanted, exact=True))
+    search = _Search(workload, machine, feasible_layouts(workload, machine, ranks, {**wanted, "exact": True}))
     best = next(search.fastest_first(lambda layout: layout.exact), None)
     if best is None:
         raise search.nothing_fits(ranks)
