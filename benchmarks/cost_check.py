@@ -30,8 +30,8 @@ from hybridnn.cost.calibration.fit import LARGE_BYTES
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.machine_file import read_machine, write_machine
 from hybridnn.cost.plan import layout_advice
+from hybridnn.cost.prediction import Workload
 from hybridnn.cost.prediction.predict import predict
-from hybridnn.cost.prediction.workload import Workload
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.runs.step_timer import TrainingTimer
 

@@ -15,7 +15,7 @@ from benchmarks.limits import compare_with_limits, copy_bandwidth
 from benchmarks.ranks import WORLD, gloo, print_row
 from hybridnn import MLP, ProcessGrid, Trainer
 from hybridnn.comm.recorder import Recorder
-from hybridnn.cost.prediction.times import compile_layout, run, seconds_per_added_minibatch
+from hybridnn.cost.prediction.times import MessageTimes, compile_layout, run, seconds_per_added_minibatch
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.partition import LayerSeconds, layer_timer, time_layers
 from hybridnn.pipeline.schedules.instructions import ALL_MICROBATCHES, Instruction
@@ -99,11 +99,9 @@ class PassTimes:
         seconds: list[float] = getattr(self, kind, [0.0] * len(self.forward))
         return seconds[stage]
 
-    def message(self, message: object) -> float:
-        """Time of a message."""
-        return 0.0
-
-    link = message
+    def message(self, message: object) -> MessageTimes:
+        """No time for messages."""
+        return MessageTimes()
 
     def barrier_seconds(self) -> float:
         """Time of a barrier."""

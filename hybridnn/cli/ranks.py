@@ -185,7 +185,7 @@ def on_ranks(in_process: int | None, action: Callable[[], Result]) -> Result:
     """
     if in_process is None:
         return action()
-    from hybridnn.in_process.runner import MOST_RANKS, run_ranks
+    from hybridnn.in_process import MOST_RANKS, run_ranks
 
     if not 1 <= in_process <= MOST_RANKS:
         raise SettingError("--in-process", in_process, f"must be a whole number from 1 to {MOST_RANKS:,}")

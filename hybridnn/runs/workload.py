@@ -24,7 +24,7 @@ from hybridnn.training.layout_choice import resolve_layout
 
 if TYPE_CHECKING:
     from hybridnn.cost.machine import Machine
-    from hybridnn.cost.prediction.workload import Workload
+    from hybridnn.cost.prediction import Workload
     from hybridnn.training.trainer import Trainer
 
 
@@ -46,7 +46,7 @@ def _model(settings: Settings, data: Dataset | DatasetInfo) -> MLP:
 
 def workload_of_run(settings: Settings, model: MLP, train_samples: int, task: str) -> Workload:
     """The workload of `settings` on data of known shape."""
-    from hybridnn.cost.prediction.workload import Workload
+    from hybridnn.cost.prediction import Workload
 
     return Workload(
         model,
