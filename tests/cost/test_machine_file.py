@@ -11,9 +11,9 @@ import pytest
 import tomli_w
 
 from hybridnn.cost.collectives import crossings_of
-from hybridnn.cost.machine import Machine, NetworkLink, Segment
+from hybridnn.cost.machine import CollectiveCost, Machine, NetworkLink, Segment
 from hybridnn.cost.machine_file import read_machine, shipped_machines, write_machine
-from hybridnn.errors import DataError
+from hybridnn.errors import DataError, EnvironmentProblem
 
 PASS = {"call_seconds": 1e-6, "multiply_add_seconds": 1e-10}
 COST = {"number_seconds": 1e-9}
@@ -186,3 +186,29 @@ def test_a_machine_keeps_its_costs_and_another_one_has_its_own() -> None:
     assert slower.collective_seconds("allreduce", 1000, 8) > 100 * seconds
     assert machine == read_machine("cluster-1024")
     assert pickle.loads(pickle.dumps(machine)).collective_seconds("allreduce", 1000, 8) == seconds
+
+
+def test_every_number_is_unchanged_by_a_round_trip(tmp_path: Path) -> None:
+    third = 1 / 3
+    segments = (
+        Segment(up_to_bytes=4096.5, alpha_seconds=third * 1e-6, beta_seconds_per_byte=0.0),
+        Segment(alpha_seconds=2e-6, beta_seconds_per_byte=third * 1e-9),
+    )
+    cost = CollectiveCost(operation="allreduce", ranks=3, algorithm="ring", segments=segments, held_out_error=third)
+    machine = Machine.model_validate(values() | {"about": {"host": 'a "quoted" näme'}})
+    machine = machine.model_copy(update={"collectives": (cost,)})
+    write_machine(machine, tmp_path / "machine.toml")
+    again = read_machine(tmp_path / "machine.toml")
+    assert again == machine
+    assert again.collectives[0].segments == segments
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    machine = Machine.model_validate(values())
+    (tmp_path / "file").touch()
+    with pytest.raises(EnvironmentProblem, match=r"cannot be written: (File exists|Not a directory)"):
+        write_machine(machine, tmp_path / "file" / "machine.toml")
+    (tmp_path / "machine.toml").mkdir()
+    with pytest.raises(EnvironmentProblem, match="cannot be written: Is a directory"):
+        write_machine(machine, tmp_path / "machine.toml")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "machine.toml"]
