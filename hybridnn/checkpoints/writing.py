@@ -41,8 +41,19 @@ from hybridnn.checkpoints.file_io import (
     write_file,
     write_rectangle,
 )
-from hybridnn.checkpoints.folder import clean, partial_folder, prune, publish, step_folder
-from hybridnn.checkpoints.manifest import FORMAT_VERSION, MANIFEST, SUMS, ArrayEntry, Manifest, Origin
+from hybridnn.checkpoints.folder import (
+    FORMAT_VERSION,
+    MANIFEST,
+    SUMS,
+    ArrayEntry,
+    Manifest,
+    Origin,
+    clean,
+    partial_folder,
+    prune,
+    publish,
+    step_folder,
+)
 from hybridnn.checkpoints.shards import (
     ArrayShard,
     WriteAssignment,

@@ -25,6 +25,7 @@ from hybridnn.runs.callbacks import (
     BestWeights,
     Checkpoints,
     Patience,
+    StopSignals,
     restore_best_weights,
 )
 from hybridnn.runs.data import PlacedData, place_data
@@ -33,7 +34,6 @@ from hybridnn.runs.records import RunSummary, RunView, epochs_without_improvemen
 from hybridnn.runs.report import RunReport, summarize
 from hybridnn.runs.resume import data_identity, resume, training_settings
 from hybridnn.runs.run_files import CHECKPOINTS, HISTORY, TRACE
-from hybridnn.runs.stop_signals import StopSignals
 from hybridnn.runs.trace_file import write_trace
 from hybridnn.runs.workload import choose_parallel_settings, predicted_step, with_divided_pipeline
 from hybridnn.training.device import resolve_device

@@ -1,4 +1,4 @@
-"""Trained run: a run folder read for its weights, those of its end, of its best epoch or of a checkpoint."""
+"""Trained run: a run folder with its weights, those of its end, its best epoch or a checkpoint, and their export."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hybridnn.data import Standardizer, TableEncoding, Task
 from hybridnn.errors import DataError, SettingError
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD
-from hybridnn.nn.parameters import check_weights
+from hybridnn.nn.parameters import check_weights, parameter_shapes
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.runs.records import EndRecord, best_epoch, score
 from hybridnn.runs.run_files import (
@@ -45,6 +45,8 @@ from hybridnn.utils.files import TOML_BYTES, FileError, read_json, read_npz
 from hybridnn.utils.text import shown_path
 
 Array = NDArray[Any]
+
+EXPORTED_NAMES = {"x_mean": "input_mean", "x_scale": "input_scale", "y_mean": "target_mean", "y_scale": "target_scale"}
 
 Result = TypeVar("Result")
 
@@ -299,3 +301,53 @@ def _named_checkpoint(folder: Path, name: str, group: Group | None, *, is_first:
 
 def _of_checkpoint(found: Checkpoint, damaged: list[str]) -> WeightsSource:
     return WeightsSource(found.path, found.manifest.progress.step, found.weights, tuple(damaged))
+
+
+# -- export ------------------------------------------------------------------------------------------------------------
+
+
+def export_arrays(run: TrainedRun, *, fold_standardization: bool = False) -> dict[str, Array]:
+    """Weights, activations and standardization of the network.
+
+    Raises `SettingError` if the standardization cannot be folded, because the first layer is residual.
+
+    Parameters
+    ----------
+    fold_standardization : bool
+        Fold shift and scale of the inputs into the first layer, and those of the targets into the last layer: inputs
+        and outputs are then in their original units. All parameters become float64.
+
+    Returns
+    -------
+    dict of str to ndarray
+        ``layers.<i>.weight``, shape (outputs, inputs), and ``layers.<i>.bias``, shape (outputs,); ``activations``,
+        names, and ``residual``, bool, both of shape (layers,): a layer computes ``activation(W x + b)``, plus ``x`` if
+        it is residual. If the run standardized and nothing is folded, ``input_mean`` and ``input_scale``, shape
+        (inputs,), and for regression ``target_mean`` and ``target_scale``, shape (outputs,): the input of the network
+        is ``(x - input_mean) / input_scale``, its output ``(y - target_mean) / target_scale``.
+    """
+    arrays: dict[str, Array] = {name: run.weights[name] for name in parameter_shapes(run.model)}
+    if run.standardizer is not None and fold_standardization:
+        arrays = _folded(run, arrays, run.standardizer)
+    elif run.standardizer is not None:
+        arrays |= {EXPORTED_NAMES[name]: array for name, array in run.standardizer.to_arrays().items()}
+    layers = run.model.layers
+    arrays["activations"] = np.array([layer.activation for layer in layers])
+    arrays["residual"] = np.array([layer.residual for layer in layers])
+    return arrays
+
+
+def _folded(run: TrainedRun, arrays: dict[str, Array], standardizer: Standardizer) -> dict[str, Array]:
+    if run.model.layers[0].residual:
+        why = "the first layer is residual: it adds its standardized inputs to its outputs, which no weights can undo"
+        raise SettingError("--fold-standardization", True, why)
+    folded: dict[str, Array] = {name: array.astype(np.float64) for name, array in arrays.items()}
+    first, last = "layers.0", f"layers.{len(run.model.layers) - 1}"
+    # W (x - mean) / scale + b = (W / scale) x + (b - (W / scale) mean)
+    folded[f"{first}.weight"] /= standardizer.x_scale
+    folded[f"{first}.bias"] -= folded[f"{first}.weight"] @ standardizer.x_mean
+    if standardizer.y_mean is not None and standardizer.y_scale is not None:
+        folded[f"{last}.weight"] *= standardizer.y_scale[:, None]
+        folded[f"{last}.bias"] *= standardizer.y_scale
+        folded[f"{last}.bias"] += standardizer.y_mean
+    return folded

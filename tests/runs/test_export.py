@@ -10,8 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from hybridnn.errors import SettingError
-from hybridnn.runs.inference import export_arrays
-from hybridnn.runs.trained_run import open_run
+from hybridnn.runs.trained_run import export_arrays, open_run
 from hybridnn.utils.files import npz_bytes
 from reference import network as net
 from reference.trained_runs import FEATURES, NETWORK, REGRESSION, train, weights_of

@@ -12,24 +12,24 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP, Trainer
-from hybridnn.runs.stop_signals import SIGNALS, StopSignals
+from hybridnn.runs.callbacks import SIGNALS, StopSignals
 from hybridnn.training.records import StepRecord
 from mpi_runner.slowness import deadline
 from reference.callbacks import Calling
 
 PROGRAM = """
 import os, signal, sys, time
-from hybridnn.runs import stop_signals
+from hybridnn.runs import callbacks
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
-stop_signals.REPEAT_SECONDS = 1.0
+callbacks.REPEAT_SECONDS = 1.0
 children = {}
 for first, second in (("SIGTERM", "SIGTERM"), ("SIGUSR1", "SIGTERM"), ("SIGINT", "SIGINT")):
     child = os.fork()
     if child:
         children[child] = first, second
         continue
-    with stop_signals.StopSignals() as signals:
+    with callbacks.StopSignals() as signals:
         os.kill(os.getpid(), getattr(signal, first))
         os.kill(os.getpid(), getattr(signal, first))
         os.write(1, f"{first} recorded {signals.received}\\n".encode())
