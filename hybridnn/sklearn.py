@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import KW_ONLY, dataclass
 from math import inf
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import log_softmax, softmax
 
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.mpi import is_child
@@ -52,6 +52,7 @@ SOLVERS: Mapping[str, Callable[..., Optimizer]] = MappingProxyType(
     {"sgd": SGD, "adam": Adam, "adamw": AdamW, "rmsprop": RMSprop}
 )
 LARGEST_AUTO_BATCH = 200
+SAMPLES = {"accept_sparse": "csr", "dtype": (np.float64, np.float32)}  # those that `validate_data` passes
 
 KEPT_FOR_PARTIAL_FIT = (
     *("solver", "momentum", "nesterovs_momentum", "weight_decay", "batch_size", "shuffle", "clip_norm"),
@@ -92,72 +93,52 @@ ADVICE = {
 }
 
 
+@with_advice(ADVICE)
+@dataclass(eq=False, repr=False)
 class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Parameters and training of both estimators."""
 
-    @with_advice(ADVICE)
-    def __init__(
-        self,
-        hidden_layer_sizes: Sequence[int] = (100,),
-        activation: str = "relu",
-        *,
-        solver: str = "adam",
-        learning_rate_init: float = 0.001,
-        momentum: float = 0.9,
-        nesterovs_momentum: bool = True,
-        weight_decay: float = 0.0,
-        batch_size: int | str = "auto",
-        max_iter: int = 200,
-        shuffle: bool = True,
-        random_state: Any = None,
-        tol: float = 1e-4,
-        n_iter_no_change: int = 10,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        residual: bool = False,
-        clip_norm: float | None = None,
-        verbose: bool = False,
-        ranks: int | None = None,
-        batch: int | None = None,
-        model: int = 1,
-        pipeline: int = 1,
-        method: str = "1f1b",
-        microbatches: int | None = None,
-    ) -> None:
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.activation = activation
-        self.solver = solver
-        self.learning_rate_init = learning_rate_init
-        self.momentum = momentum
-        self.nesterovs_momentum = nesterovs_momentum
-        self.weight_decay = weight_decay
-        self.batch_size = batch_size
-        self.max_iter = max_iter
-        self.shuffle = shuffle
-        self.random_state = random_state
-        self.tol = tol
-        self.n_iter_no_change = n_iter_no_change
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.residual = residual
-        self.clip_norm = clip_norm
-        self.verbose = verbose
-        self.ranks = ranks
-        self.batch = batch
-        self.model = model
-        self.pipeline = pipeline
-        self.method = method
-        self.microbatches = microbatches
+    hidden_layer_sizes: Sequence[int] = (100,)
+    activation: str = "relu"
+    _: KW_ONLY
+    solver: str = "adam"
+    learning_rate_init: float = 0.001
+    momentum: float = 0.9
+    nesterovs_momentum: bool = True
+    weight_decay: float = 0.0
+    batch_size: int | str = "auto"
+    max_iter: int = 200
+    shuffle: bool = True
+    random_state: Any = None
+    tol: float = 1e-4
+    n_iter_no_change: int = 10
+    early_stopping: bool = False
+    validation_fraction: float = 0.1
+    residual: bool = False
+    clip_norm: float | None = None
+    verbose: bool = False
+    ranks: int | None = None
+    batch: int | None = None
+    model: int = 1
+    pipeline: int = 1
+    method: str = "1f1b"
+    microbatches: int | None = None
+
+    # without annotations, which would make them parameters
+    _score_of_epochs = "validation_r2"
+    _trainer = cast("Trainer | None", None)
 
     @abstractmethod
     def _encoded(self, y: Array) -> Array:
         """Targets as the network takes them; sets what `predict` needs to know of them."""
 
+    @abstractmethod
+    def _encoded_again(self, y: Array) -> Array:
+        """The same after the first call of `partial_fit`."""
+
     @property
     @abstractmethod
     def _outputs_of_network(self) -> int: ...
-
-    _score_of_epochs = "validation_r2"
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train a network from new initial weights.
@@ -199,9 +180,6 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         self._keep(self._train(X, y, seed, 1, None, is_first=is_first), reset=is_first)
         return self
 
-    def _encoded_again(self, y: Array) -> Array:
-        return y
-
     def _prepared(self, X: Any, y: Any, encode: Callable[[Array], Array], *, is_first: bool) -> tuple[Array, Array]:
         """Validated samples and encoded targets; under a launcher, the same on every rank, or an error on all."""
 
@@ -228,12 +206,10 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         if self.batch_size != "auto":
             require_whole("batch_size", self.batch_size, 1)
         require_number("tol", self.tol, at_least=0)
-        numeric = self._score_of_epochs != "validation_accuracy"
-        floats = (np.float64, np.float32)
         require_unmasked(X, "X")
         require_unmasked(y, "y")
-        how = {"accept_sparse": "csr", "multi_output": True, "y_numeric": numeric, "reset": reset}
-        X, y = validate_data(self, X, y, dtype=floats, **how)
+        how = {**SAMPLES, "multi_output": True, "y_numeric": not isinstance(self, ClassifierMixin), "reset": reset}
+        X, y = validate_data(self, X, y, **how)
         return X, y
 
     def _require_fitted_network(self) -> None:
@@ -317,17 +293,15 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             raise
 
     def _fit_on(self, trainer: Trainer, X: Array, y: Array, epochs: int, validation: Any) -> _Trained:
-        if validation is not None:
-            stopping = _Stopping(self._score_of_epochs, self.n_iter_no_change, self.tol)
-        else:
-            stopping = _Stopping("train_loss", self.n_iter_no_change, self.tol, restore_best_weights=False)
-        before = len(trainer.history.epochs)
-        how: dict[str, Any] = {"validation": validation, "callbacks": [stopping], "progress": bool(self.verbose)}
-        records = trainer.fit(X, y, epochs=epochs, **how).epochs[before:]
+        is_validated = validation is not None
+        monitor = self._score_of_epochs if is_validated else "train_loss"
+        stopping = _Stopping(monitor, self.n_iter_no_change, self.tol, restore_best_weights=is_validated)
+        before, show = len(trainer.history.epochs), bool(self.verbose)
+        history = trainer.fit(X, y, epochs=epochs, validation=validation, callbacks=[stopping], progress=show)
+        records = history.epochs[before:]
         scores = [record.metric for record in records if record.metric is not None]
-        return _Trained(
-            trainer.weights(), [record.train_loss for record in records], scores, stopping.stopped_epoch > 0
-        )
+        losses = [record.train_loss for record in records]
+        return _Trained(trainer.weights(), losses, scores, stopping.stopped_epoch > 0)
 
     def _keep(self, trained: _Trained, *, reset: bool) -> None:
         self.weights_ = trained.weights
@@ -357,7 +331,7 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         """Outputs of the network, computed by this process alone."""
         check_is_fitted(self)
         require_unmasked(X, "X")
-        X = validate_data(self, X, accept_sparse="csr", dtype=(np.float64, np.float32), reset=False)
+        X = validate_data(self, X, **SAMPLES, reset=False)
         dtype = self.coefs_[0].dtype
 
         def predict(_: Any) -> Array:
@@ -376,8 +350,6 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
-
-    _trainer: Trainer | None = None
 
     def _drop_trainer(self) -> None:
         if self._trainer is not None:
@@ -467,12 +439,6 @@ class MLPClassifier(ClassifierMixin, _MLP):  # type: ignore[misc]
         self.classes_, labels = np.unique(column_or_1d(y, warn=True), return_inverse=True)
         return np.asarray(labels, np.int64)
 
-    def _encoded_among(self, y: Array, classes: Any) -> Array:
-        if classes is None:
-            raise ValueError("classes must be passed on the first call to partial_fit")
-        self.classes_ = np.unique(classes)
-        return self._encoded_again(y)
-
     def _encoded_again(self, y: Array) -> Array:
         check_classification_targets(y)
         y = column_or_1d(y, warn=True)
@@ -504,7 +470,14 @@ class MLPClassifier(ClassifierMixin, _MLP):  # type: ignore[misc]
             If the data cannot be used, have other classes, the first call has no `classes`, or a parameter of the
             network was changed.
         """
-        return self._partial_fit(X, y, partial(self._encoded_among, classes=classes))
+
+        def encoded(y: Array) -> Array:
+            if classes is None:
+                raise ValueError("classes must be passed on the first call to partial_fit")
+            self.classes_ = np.unique(classes)
+            return self._encoded_again(y)
+
+        return self._partial_fit(X, y, encoded)
 
     def predict(self, X: Any) -> Array:
         """Class of every sample, shape (samples,)."""
@@ -514,15 +487,11 @@ class MLPClassifier(ClassifierMixin, _MLP):  # type: ignore[misc]
 
     def predict_proba(self, X: Any) -> Array:
         """Probability of every class, shape (samples, classes), in the order of `classes_`."""
-        from scipy.special import softmax
-
         probabilities: Array = softmax(self._outputs(X), axis=1)
         return probabilities
 
     def predict_log_proba(self, X: Any) -> Array:
         """Logarithm of `predict_proba`."""
-        from scipy.special import log_softmax
-
         logarithms: Array = log_softmax(self._outputs(X), axis=1)
         return logarithms
 
