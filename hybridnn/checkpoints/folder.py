@@ -8,6 +8,7 @@ checkpoint. A file or a broken link with such a name is a damaged checkpoint: sk
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import shutil
@@ -36,11 +37,6 @@ _NAME = re.compile(r"(?:step-(\d{8,18})|\.step-(\d{8,18})\.(partial|removed|repl
 def step_folder(folder: Path, step: int) -> Path:
     """Folder of the checkpoint of a step."""
     return folder / f"step-{step:08d}"
-
-
-def partial_folder(folder: Path, step: int) -> Path:
-    """Temporary folder in which the checkpoint of a step is written."""
-    return _hidden(step_folder(folder, step), "partial")
 
 
 def step_of(path: Path) -> int:
@@ -77,7 +73,7 @@ def clean(folder: Path) -> None:
 def publish(partial: Path, finished: Path) -> None:
     """Rename a checkpoint that is complete and on disk to its final name, replacing an older one of the same step."""
     sync(partial)
-    replaced = _hidden(finished, "replaced")
+    replaced = hidden(finished, "replaced")
     if os.path.lexists(finished):
         _rename_over(finished, replaced)
     partial.rename(finished)
@@ -94,7 +90,7 @@ def prune(folder: Path, keep: int, newest: int) -> None:
     paths = checkpoint_folders(folder)
     abandoned = [path for path in paths if step_of(path) > newest]
     for path in abandoned + paths[len(abandoned) :][keep:]:
-        removed = _hidden(path, "removed")  # a partly deleted folder does not have the name of a checkpoint
+        removed = hidden(path, "removed")  # a partly deleted folder does not have the name of a checkpoint
         _rename_over(path, removed)
         _delete(removed)
 
@@ -114,14 +110,15 @@ def _delete(path: Path) -> None:
         path.unlink()
 
 
-def _hidden(path: Path, kind: str) -> Path:
+def hidden(path: Path, kind: str) -> Path:
+    """A temporary name of the checkpoint of a step; its kind is "partial", "removed" or "replaced"."""
     return path.with_name(f".step-{step_of(path):08d}.{kind}")
 
 
 def _paths(folder: Path, kind: str | None) -> list[Path]:
     """Paths in `folder` with a temporary name of one kind; None: with the name of a checkpoint."""
-    matches = ((name, _NAME.fullmatch(name)) for name in folder_names(folder))
-    return [folder / name for name, found in matches if found is not None and found[3] == kind]
+    matches = map(_NAME.fullmatch, folder_names(folder))
+    return [folder / found[0] for found in matches if found is not None and found[3] == kind]
 
 
 # -- manifest ----------------------------------------------------------------------------------------------------------
@@ -209,6 +206,19 @@ class Manifest(FrozenModel):
 def array_name(parameter: str, slot: str | None) -> str:
     """Name of an array of a checkpoint: ``layers.0.weight``, or with an optimizer slot ``layers.0.weight.velocity``."""
     return parameter if slot is None else f"{parameter}.{slot}"
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest, and the SHA-256 of all files of the checkpoint, to disk."""
+    text = (manifest.model_dump_json(indent=2) + "\n").encode()
+    hashes = {name: entry.sha256 for name, entry in manifest.arrays.items()}
+    hashes[MANIFEST] = hashlib.sha256(text).hexdigest()
+    sums = "".join(f"{sha256}  {name}\n" for name, sha256 in hashes.items())
+    for name, content in ((MANIFEST, text), (SUMS, sums.encode())):
+        with open(folder / name, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def parse_manifest(text: str, path: str) -> Manifest:

@@ -79,7 +79,9 @@ class ClassReport:
         """Precision, recall and F1 of every class, shape (3, classes); 0 where there are no samples."""
         predicted = self.confusion.sum(axis=0)
         counts = np.stack([predicted, self.support, (predicted + self.support) / 2])
-        return np.divide(self.confusion.diagonal(), counts, out=np.zeros(counts.shape), where=counts > 0)
+        found = np.zeros(counts.shape)
+        np.divide(self.confusion.diagonal(), counts, out=found, where=counts > 0)
+        return found
 
     def means(self) -> dict[str, list[float]]:
         """Precision, recall and F1, as means over the classes and as means over the samples."""

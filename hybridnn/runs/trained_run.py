@@ -32,6 +32,7 @@ from hybridnn.runs.run_files import (
     STANDARDIZATION,
     TABLE,
     WEIGHTS,
+    last_of,
     of_class,
     read_best_weights,
     read_config,
@@ -188,8 +189,8 @@ def _step_of_weights(folder: Path) -> int | None:
     steps = {record.epoch: record.step for record in of_class(records, EpochRecord)}
     if damage or not steps:
         return None
-    ends = of_class(records, EndRecord)
-    return steps.get(ends[-1].weights_epoch or max(steps)) if ends else None
+    end = last_of(records, EndRecord)
+    return None if end is None else steps.get(end.weights_epoch or max(steps))
 
 
 def _read_settings(folder: Path) -> Settings:
