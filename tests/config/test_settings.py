@@ -98,19 +98,6 @@ def test_several_mistakes_are_one_line() -> None:
     assert (caught.value.setting, caught.value.value) == ("training.epochs", 0)
 
 
-def test_both_sources_of_data_are_refused() -> None:
-    with pytest.raises(SettingError, match=r"data\.file = 'x\.npz': give either data\.name"):
-        settings_from({"data": {"name": "digits", "file": "x.npz"}})
-
-
-def test_override_of_the_source_replaces_the_other_one(tmp_path: Path) -> None:
-    config = tmp_path / "c.toml"
-    config.write_text('[data]\nname = "airfoil"\n')
-    assert load_settings(config, ["data.file=x.npz"]).data.name is None
-    with pytest.raises(SettingError, match=r"give either data\.name"):
-        load_settings(config, ["data.file=x.npz", "data.name=mnist"])
-
-
 @pytest.mark.parametrize(
     ("text", "number"), [(".01", 0.01), ("1.", 1.0), ("+.5", 0.5), ("1.e-3", 0.001), (".5E1", 5.0), ("1e-3", 0.001)]
 )

@@ -76,17 +76,6 @@ def test_folding_needs_a_first_layer_that_adds_nothing(tmp_path: Path) -> None:
         export_arrays(run, fold_standardization=True)
 
 
-def test_names_shapes_and_dtypes(regression: Path) -> None:
-    run = open_run(regression)
-    plain, folded = export_arrays(run), export_arrays(run, fold_standardization=True)
-    parameters = {f"layers.{layer}.{kind}" for layer in range(NETWORK.layers) for kind in ("weight", "bias")}
-    shifts = {"input_mean", "input_scale", "target_mean", "target_scale"}
-    assert set(plain) == parameters | shifts | {"activations", "residual"}
-    assert plain["activations"].tolist() == ["tanh", "tanh", "identity"]
-    assert set(folded) == parameters | {"activations", "residual"}
-    assert folded["layers.1.weight"].tolist() == plain["layers.1.weight"].tolist()
-
-
 def test_folding_a_float32_run_gives_float64(tmp_path: Path) -> None:
     train(tmp_path / "run", model={"hidden": [4]}, training={"epochs": 1})
     for fold, dtype in ((False, "float32"), (True, "float64")):
