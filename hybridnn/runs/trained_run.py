@@ -119,17 +119,24 @@ class TrainedRun:
 def open_run(
     folder: Path, checkpoint: str | None = None, group: Group | None = None, *, best: bool = False
 ) -> TrainedRun:
-    """Read a run folder.
-
-    Raises `DataError` or `SettingError` if `folder` holds no run, the run has no weights, or its files are damaged or
-    do not belong together.
+    """Read a run folder with the weights at its end, else those of its newest valid checkpoint.
 
     Parameters
     ----------
-    checkpoint, best
-        As for `find_weights`.
+    checkpoint : str, optional
+        Name of the checkpoint to take instead, such as ``step-00001234``.
     group : Group, optional
-        Ranks that all read: collective over it, errors are raised on all. None: this rank reads alone.
+        Ranks that all read, and share the verification of checkpoints: collective over it, errors are raised on all.
+        None: this rank reads alone.
+    best : bool
+        Take the weights of the best epoch instead.
+
+    Raises
+    ------
+    SettingError
+        If there is no checkpoint of that name, or both it and the best weights are asked for.
+    DataError
+        If `folder` holds no run, the run has no weights, or its files are damaged or do not belong together.
     """
     settings = _agree(group, lambda: _read_settings(folder))
     source = find_weights(folder, checkpoint, group, best=settings.training.monitor if best else "")
@@ -139,24 +146,7 @@ def open_run(
 def find_weights(
     folder: Path, checkpoint: str | None = None, group: Group | None = None, *, best: str = ""
 ) -> WeightsSource:
-    """Find the weights at the end of the run in `folder`, else those of its newest valid checkpoint.
-
-    Parameters
-    ----------
-    checkpoint : str, optional
-        Name of the checkpoint to take instead, such as ``step-00001234``.
-    group : Group, optional
-        Ranks that share the verification of checkpoints; collective over it, with the same result on all.
-    best : str
-        Take the weights of the best epoch by this ``training.monitor`` instead.
-
-    Raises
-    ------
-    SettingError
-        If there is no checkpoint of that name, or both it and the best weights are named.
-    DataError
-        If the run has no weights, or only damaged ones.
-    """
+    """Find the weights for `open_run`; `best` is the ``training.monitor`` by which an epoch is the best."""
     if best and checkpoint is not None:
         raise SettingError("--best", True, "does not go with --checkpoint")
     if best:
