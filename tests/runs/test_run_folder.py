@@ -142,12 +142,6 @@ def test_unfinished_run_is_started_again(tmp_path: Path) -> None:
         assert run_status(tmp_path) == "unfinished"
 
 
-def test_failed_write_of_weights_leaves_nothing(tmp_path: Path) -> None:
-    with RunFolder.create(tmp_path, "x") as folder, pytest.raises(ValueError, match=r"[Oo]bject arrays"):
-        folder.write_arrays("weights.npz", {"fine": np.ones(3), "broken": np.array([object()])})
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["history.jsonl"]
-
-
 def test_folders_without_a_name_are_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folders = [RunFolder.create(None, "digits") for _ in range(3)]
