@@ -48,6 +48,7 @@ except ImportError as error:
 __all__ = ["MLPClassifier", "MLPRegressor"]
 
 Array = NDArray[Any]
+Trained = tuple[dict[str, Array], list[EpochRecord], bool]  # weights, records of the epochs, and whether it was ended
 SOLVERS: Mapping[str, Callable[..., Optimizer]] = MappingProxyType(
     {"sgd": SGD, "adam": Adam, "adamw": AdamW, "rmsprop": RMSprop}
 )
@@ -59,16 +60,6 @@ KEPT_FOR_PARTIAL_FIT = (
     *("batch", "model", "pipeline", "method", "microbatches"),
 )
 """Parameters with which a trainer is made. Between two calls of `partial_fit` another value makes a new one."""
-
-
-@dataclass(frozen=True)
-class _Trained:
-    """What a training leaves: global arrays, and the values of its epochs."""
-
-    weights: dict[str, Array]
-    losses: list[float]
-    scores: list[float]  # on the validation part, where there is one
-    stopped: bool
 
 
 class _Stopping(EarlyStopping):
@@ -166,10 +157,10 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             parts = train_test_split(X, y, test_size=self.validation_fraction, random_state=seed, stratify=stratify)
             X, validation = parts[0], (parts[1], parts[3])
             y = parts[2]
-        trained = self._train(X, y, seed, self.max_iter, validation)
-        self._keep(trained, reset=True)
+        weights, records, was_ended = self._train(X, y, seed, self.max_iter, validation)
+        self._keep(weights, records, reset=True)
         # Processes of a pool leave the warning to the one that reports their scores, and ranks to the first.
-        if not trained.stopped and not is_child() and (self._trainer is None or self._trainer.grid.rank == 0):
+        if not was_ended and not is_child() and (self._trainer is None or self._trainer.grid.rank == 0):
             warn_caller(f"the training did not converge in max_iter={self.max_iter} epochs", ConvergenceWarning)
         return self
 
@@ -177,7 +168,8 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         is_first = not hasattr(self, "weights_")
         X, y = self._prepared(X, y, encode_first if is_first else self._encoded_again, is_first=is_first)
         seed = self._seed() if is_first else 0
-        self._keep(self._train(X, y, seed, 1, None, is_first=is_first), reset=is_first)
+        weights, records, _ = self._train(X, y, seed, 1, None, is_first=is_first)
+        self._keep(weights, records, reset=is_first)
         return self
 
     def _prepared(self, X: Any, y: Any, encode: Callable[[Array], Array], *, is_first: bool) -> tuple[Array, Array]:
@@ -258,7 +250,7 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             initial_weights=weights,
         )
 
-    def _train(self, X: Array, y: Array, seed: int, epochs: int, validation: Any, *, is_first: bool = True) -> _Trained:
+    def _train(self, X: Array, y: Array, seed: int, epochs: int, validation: Any, *, is_first: bool = True) -> Trained:
         """Train on the ranks of this process, or on those of the job.
 
         A trainer of the job's ranks is kept for `partial_fit`, with the state of its optimizer.
@@ -268,14 +260,14 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         if self.ranks is not None:
             weights = None if is_first else self.weights_
 
-            def on_rank(_: Any) -> _Trained:
+            def on_rank(_: Any) -> Trained:
                 trainer = self._make_trainer(X, seed, weights)
                 try:
                     return self._fit_on(trainer, X, y, epochs, validation)
                 finally:
                     trainer.free()
 
-            trained: _Trained = run_ranks(self.ranks, on_rank).results[0]
+            trained: Trained = run_ranks(self.ranks, on_rank).results[0]
             return trained
         made_with = [getattr(self, name) for name in KEPT_FOR_PARTIAL_FIT]
         if getattr(self, "_made_with", None) != made_with:
@@ -292,24 +284,23 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             self._trainer = None  # goes on from `weights_`; not freed, which is collective
             raise
 
-    def _fit_on(self, trainer: Trainer, X: Array, y: Array, epochs: int, validation: Any) -> _Trained:
+    def _fit_on(self, trainer: Trainer, X: Array, y: Array, epochs: int, validation: Any) -> Trained:
         is_validated = validation is not None
         monitor = self._score_of_epochs if is_validated else "train_loss"
         stopping = _Stopping(monitor, self.n_iter_no_change, self.tol, restore_best_weights=is_validated)
         before, show = len(trainer.history.epochs), bool(self.verbose)
         history = trainer.fit(X, y, epochs=epochs, validation=validation, callbacks=[stopping], progress=show)
-        records = history.epochs[before:]
-        scores = [record.metric for record in records if record.metric is not None]
-        losses = [record.train_loss for record in records]
-        return _Trained(trainer.weights(), losses, scores, stopping.stopped_epoch > 0)
+        return trainer.weights(), history.epochs[before:], stopping.stopped_epoch > 0
 
-    def _keep(self, trained: _Trained, *, reset: bool) -> None:
-        self.weights_ = trained.weights
-        self.loss_curve_: list[float] = trained.losses if reset else self.loss_curve_ + trained.losses
+    def _keep(self, weights: dict[str, Array], records: Sequence[EpochRecord], *, reset: bool) -> None:
+        self.weights_ = weights
+        losses = [record.train_loss for record in records]
+        self.loss_curve_: list[float] = losses if reset else self.loss_curve_ + losses
         self.loss_ = self.loss_curve_[-1]
         self.n_iter_ = len(self.loss_curve_)
-        if trained.scores:
-            self.validation_scores_ = trained.scores
+        scores = [record.metric for record in records if record.metric is not None]
+        if scores:
+            self.validation_scores_ = scores
 
     def __sklearn_is_fitted__(self) -> bool:
         """Whether there are weights: a training that fails sets other attributes."""
