@@ -16,15 +16,7 @@ from scipy.special import softmax
 
 from hybridnn.comm.agreement import agree, value_of_first
 from hybridnn.config.settings import TABLE_KEYS, DataSettings, settings_from
-from hybridnn.data import (
-    ArrayRows,
-    Dataset,
-    Rows,
-    StandardizedRows,
-    SubsetRows,
-    TableEncoding,
-    split_dataset,
-)
+from hybridnn.data import ArrayRows, Dataset, Rows, StandardizedRows, SubsetRows, TableEncoding, split_dataset
 from hybridnn.data.loaders import npz_samples
 from hybridnn.data.rows import as_rows
 from hybridnn.data.table_file import Table, read_table

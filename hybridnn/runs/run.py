@@ -21,13 +21,7 @@ from hybridnn.data import Dataset
 from hybridnn.data.table_problems import TableError
 from hybridnn.errors import EnvironmentProblem, HybridnnError, NonFiniteLossError, SettingError
 from hybridnn.parallel.grid import ProcessGrid, all_ranks_group
-from hybridnn.runs.callbacks import (
-    BestWeights,
-    Checkpoints,
-    Patience,
-    StopSignals,
-    restore_best_weights,
-)
+from hybridnn.runs.callbacks import BestWeights, Checkpoints, Patience, StopSignals, restore_best_weights
 from hybridnn.runs.data import PlacedData, place_data
 from hybridnn.runs.folder import RUNS, RunFolder, Start, resume_advice
 from hybridnn.runs.records import RunSummary, RunView, epochs_without_improvement
