@@ -107,6 +107,14 @@ def read_rectangle(path: Path, block: NDArray[Any], rectangle: Rectangle, offset
             _read_all(file.fileno(), memory, offset + start, path)
 
 
+def write_file(path: Path, data: bytes) -> None:
+    """Write a small file and sync it to disk."""
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def sync(path: Path) -> None:
     """Sync the data of a file, or the names in a folder, to disk.
 

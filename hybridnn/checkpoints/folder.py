@@ -18,7 +18,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from hybridnn.checkpoints.file_io import sync
+from hybridnn.checkpoints.file_io import sync, write_file
 from hybridnn.errors import DataError, one_line
 from hybridnn.pipeline.layout import Layout
 from hybridnn.training.records import Progress
@@ -214,11 +214,8 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     hashes = {name: entry.sha256 for name, entry in manifest.arrays.items()}
     hashes[MANIFEST] = hashlib.sha256(text).hexdigest()
     sums = "".join(f"{sha256}  {name}\n" for name, sha256 in hashes.items())
-    for name, content in ((MANIFEST, text), (SUMS, sums.encode())):
-        with open(folder / name, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+    write_file(folder / MANIFEST, text)
+    write_file(folder / SUMS, sums.encode())
 
 
 def parse_manifest(text: str, path: str) -> Manifest:
