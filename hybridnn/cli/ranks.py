@@ -45,8 +45,7 @@ from hybridnn.diagnostics.failsafe import (
     running_world,
 )
 from hybridnn.errors import EnvironmentProblem, HybridnnError, SettingError
-from hybridnn.runs.stop_signals import REPEAT_SECONDS
-from hybridnn.utils.connections import host_of, open_connections
+from hybridnn.utils.processes import REPEAT_SECONDS, host_of, open_connections
 from hybridnn.utils.text import MAX_RANKS
 
 LEAD_SECONDS = 0.5
@@ -224,7 +223,7 @@ def replace_by_ranks(ranks: int, program: Sequence[str], *, stops_on_signals: bo
     program : sequence of str
         Arguments of the Python interpreter.
     stops_on_signals : bool
-        The ranks end their step and write a checkpoint on the signals of `hybridnn.runs.stop_signals`. ``mpirun`` is
+        The ranks end their step and write a checkpoint on the signals of `hybridnn.runs.callbacks`. ``mpirun`` is
         then a child of this process, which forwards them, and sends one where nothing reads the output any more.
     """
     if launch_rank() is not None:

@@ -26,7 +26,7 @@ from hybridnn.comm.threads import THREAD_VARIABLES
 from hybridnn.cost import MACHINE_VARIABLE
 from hybridnn.cost.machine_file import read_machine
 from hybridnn.errors import INTERRUPTED, DataError, EnvironmentProblem, SettingError, StoppedBySignal
-from hybridnn.runs.lock import FolderInUse
+from hybridnn.runs.folder import FolderInUse
 from hybridnn.runs.run_files import disturbance_in, run_status
 from hybridnn.study.cells import Cell, CellPlan, make_cells
 from hybridnn.study.study_file import Study

@@ -17,7 +17,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from hybridnn.checkpoints.folder import checkpoint_folders
 from hybridnn.config.settings import load_settings, to_toml
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError
-from hybridnn.runs.lock import FolderLock
+from hybridnn.runs.folder import FolderLock
 from hybridnn.runs.run_files import CHECKPOINTS, HISTORY, read_divergence, run_status
 from hybridnn.study.cells import Cell, CellPlan
 from hybridnn.study.study_file import Study
