@@ -10,7 +10,7 @@ import pytest
 
 from hybridnn.errors import DataError
 from hybridnn.runs.run_files import read_run, run_status
-from hybridnn.study.report_files import csv_text, point_rows
+from hybridnn.study.report import csv_text, point_rows
 from hybridnn.study.results import read_results
 from hybridnn.study.scaling import compare_points
 from hybridnn.study.study_folder import StudyFolder

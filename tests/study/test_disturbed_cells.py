@@ -13,10 +13,10 @@ import pytest
 
 from hybridnn.comm.hosts import CPU_COUNTERS, MOST_DISTURBANCE
 from hybridnn.runs.run_files import read_run
-from hybridnn.study.report_files import csv_text, point_facts
+from hybridnn.study.answer import warnings_of
+from hybridnn.study.report import csv_text, point_facts
 from hybridnn.study.results import StudyResults, read_results
 from hybridnn.study.runner import CellOutcome, StudyView, plan_study, run_study, train_command
-from hybridnn.study.scaling import warnings_of
 from hybridnn.study.study_file import load_study
 from reference.trained_runs import HYBRIDNN_WITHOUT_CURVE
 

@@ -15,15 +15,8 @@ from hybridnn.cost.prediction.predict import predict
 from hybridnn.errors import DataError, SettingError
 from hybridnn.runs.run_files import RunRecord, read_run
 from hybridnn.runs.workload import layout_from_settings, workload_from_settings
-from hybridnn.study.cells import make_cells
-from hybridnn.study.hardware import (
-    StudyPrices,
-    hardware_warnings,
-    prediction_warnings,
-    price_cells,
-    price_warnings,
-    require_own_processor,
-)
+from hybridnn.study.answer import hardware_warnings, prediction_warnings, price_warnings
+from hybridnn.study.cells import StudyPrices, make_cells, price_cells, require_own_processor
 from hybridnn.study.study_file import load_study
 from reference.finished_runs import prediction_line, write_run
 

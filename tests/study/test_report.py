@@ -6,20 +6,22 @@ import csv
 import io
 import json
 import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hybridnn.drawing.figures import figure_bytes
 from hybridnn.errors import DataError, SettingError
-from hybridnn.study.curve_plots import curves_of
-from hybridnn.study.report_files import (
+from hybridnn.study.answer import warnings_of
+from hybridnn.study.plots import curves_of, draw_plots
+from hybridnn.study.report import (
     csv_text,
     folder_facts,
     folder_rows,
     further_tables,
-    latex_escape,
     latex_table,
     latex_text,
     markdown_text,
@@ -28,9 +30,8 @@ from hybridnn.study.report_files import (
     write_csv,
     write_report,
 )
-from hybridnn.study.report_plots import draw_plots
 from hybridnn.study.results import StudyResults, compared_folders, read_results
-from hybridnn.study.scaling import compare_points, strong_lines, warnings_of
+from hybridnn.study.scaling import compare_points, strong_lines
 from hybridnn.study.study_folder import StudyFolder
 from reference.finished_runs import load_line, made_study, prediction_line, strong_study, write_run, write_study
 from reference.pictures import least_points
@@ -77,17 +78,38 @@ def test_curves_are_medians_against_epochs_and_summed_time(tmp_path: Path) -> No
     assert curves_of(results, "test R²") == []
 
 
-def test_equal_and_close_curves_are_told_apart_by_dashes_and_rings(tmp_path: Path) -> None:
-    accuracies = {8: 0.5, 9: 0.5, 10: 0.75, 11: 0.503}
-    runs = {
-        str(width): ({"width": width}, {"seconds": (1, 1), "accuracy": value}) for width, value in accuracies.items()
-    }
+def test_curves_differ_in_colour_or_dashes(tmp_path: Path) -> None:
+    runs = {str(width): ({"width": width}, {"seconds": (1, 1), "accuracy": 0.5}) for width in range(8, 24)}
     (axes,) = draw_plots(made_study(tmp_path, runs))["accuracy"][1].axes
-    first, equal, _, close = axes.lines
-    assert list(first.get_ydata()) == list(equal.get_ydata())
-    assert [line.is_dashed() for line in axes.lines] == [False, True, False, True]
-    assert (equal.get_markerfacecolor(), close.get_markerfacecolor()) == ("none", "none")
-    assert first.get_markersize() < equal.get_markersize() < close.get_markersize()
+    svg = figure_bytes(axes.figure, "svg").decode()
+    assert len(set(re.findall(r"stroke-dasharray: ([^;]+);", svg))) == 7
+    assert [line.is_dashed() for line in axes.lines[:8]] == [False] + 7 * [True]
+    styles = {(line.get_color(), str(line._dash_pattern)) for line in axes.lines}
+    assert len(styles) == len(axes.lines) == 16
+
+
+def test_lines_of_scaling_have_a_place_of_their_own_with_their_bars_predictions_and_crosses(tmp_path: Path) -> None:
+    runs = {}
+    for family, number in (("batch", 1), ("model", 2), ("pipeline", 0)):
+        for ranks, repeat in product((1, 2, 4), range(3)):
+            grid = [1, 1, 1]
+            grid[number] = ranks
+            values = {"ranks": ranks, "grid": "x".join(map(str, grid)), "repeat": repeat}
+            lines = [prediction_line(0.1), *([load_line(0.5)] * (ranks == 2))]
+            options = {"ranks": ranks, "grid": grid, "seconds": [(1 + repeat / 10) / ranks], "lines": lines}
+            runs[f"{family}-{ranks}-{repeat}"] = values, options
+    caption, figure = draw_plots(made_study(tmp_path, runs, more={"compares": "times"}))["speed_up"]
+    assert "; lines are moved aside, so that none hides another" in caption
+    (axes,) = figure.axes
+    places = []
+    for bars in axes.containers:
+        place = bars.lines[0].get_transform()
+        own = [artist for artist in axes.get_children() if artist.get_transform() == place]
+        labels = [str(artist.get_label()) for artist in own if "_" not in str(artist.get_label())]
+        assert labels == ["predicted", "disturbed"]
+        assert len(own) == 6, "the line, its bars with two caps, and the marks"
+        places.append(place.transform((2, 3))[0] * 72 / figure.dpi)
+    assert np.diff(sorted(places)) == pytest.approx([3.5, 3.5])
 
 
 @pytest.mark.parametrize(("repeats", "is_announced"), [(1, False), (2, False), (3, True)])
@@ -240,7 +262,7 @@ def test_latex_table_has_the_rules_of_booktabs_and_numbers_at_the_right() -> Non
 
 
 def test_characters_that_latex_reads_otherwise_are_escaped() -> None:
-    text = latex_escape("".join(f"a{character}b" for character in "&%$#_{}~^\\"))
+    text = latex_table([{"a": "".join(f"a{character}b" for character in "&%$#_{}~^\\")}]).splitlines()[4]
     assert text.count("a\\") == 10
     assert not re.search(r"(?<!\\)[&%$#_~^]", text)
 

@@ -18,7 +18,7 @@ import pytest
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError, StoppedBySignal
 from hybridnn.runs.run_files import read_run
 from hybridnn.study.cells import Cell
-from hybridnn.study.report_files import csv_text, point_rows
+from hybridnn.study.report import csv_text, point_rows
 from hybridnn.study.results import read_results
 from hybridnn.study.runner import CellOutcome, StudyRun, StudyView, TrainCommand, default_folder, plan_study, run_study
 from hybridnn.study.scaling import compare_points
