@@ -377,6 +377,7 @@ def test_interrupt_ends_the_running_cells_and_keeps_the_finished_ones(tmp_path: 
     files = [plan.folder.cell(f"seed-{seed}") / "here" for seed in range(1, 1 + jobs)]
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGINT, signal.default_int_handler)  # programs in the background of a shell ignore it
+    signal.siginterrupt(signal.SIGINT, False)  # as some libraries do
     thread = _signal_when(lambda: all(file.exists() and file.read_text() for file in files), number)
     try:
         with pytest.raises(KeyboardInterrupt, match=signal.Signals(number).name):
