@@ -323,7 +323,7 @@ def _print_submitted(submission: Submission, jobs: Sequence[str], report: str) -
 def _print_report(results: StudyResults, files: Sequence[Path]) -> None:
     """Print fastest layouts, the table of points, warnings, unfinished cells with their reasons, and the files."""
     from hybridnn.study.answer import conditions_text, fastest_layouts, warnings_of
-    from hybridnn.study.report import FOLDERS, THREADS, folder_rows, point_rows
+    from hybridnn.study.report import THREADS, point_rows
 
     if results.findings.summary:
         print(results.findings.summary)
@@ -333,13 +333,11 @@ def _print_report(results: StudyResults, files: Sequence[Path]) -> None:
     threads = {row[THREADS] for row in rows}
     if len(threads) == 1:  # a line in place of a column
         rows = [{title: text for title, text in row.items() if title != THREADS} for row in rows]
-    _print_rows(rows)
+    titles = [title.replace(" ", "\n") for title in rows[0]]
+    print_table(make_console(), new_table((), titles, (tuple(row.values()) for row in rows), show_edge=False))
     if len(threads) == 1:
         print(f"BLAS {THREADS}: {threads.pop()}")
     print(conditions_text(results))
-    if equal := folder_rows(results):
-        _print_rows(equal)
-        print(FOLDERS)
     for lines in results.findings.lines:
         print("\n    ".join(lines))
     for warning in warnings_of(results):
@@ -354,8 +352,3 @@ def _print_report(results: StudyResults, files: Sequence[Path]) -> None:
             print(f"  {status:<11}  {text}")
     for path in files:
         print(path)
-
-
-def _print_rows(rows: Sequence[Mapping[str, str]]) -> None:
-    titles = [title.replace(" ", "\n") for title in rows[0]]
-    print_table(make_console(), new_table((), titles, (tuple(row.values()) for row in rows), show_edge=False))

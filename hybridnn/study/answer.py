@@ -13,7 +13,7 @@ from hybridnn.runs.quantities import RunFigures
 from hybridnn.runs.records import RunHeader
 from hybridnn.runs.run_files import RunRecord
 from hybridnn.study.cells import Cell
-from hybridnn.study.results import StudyPoint, StudyResults, host_values, point_name
+from hybridnn.study.results import StudyPoint, StudyResults, host_values, point_name, times_as_fast
 from hybridnn.study.scaling import (
     LAYOUT,
     WORK,
@@ -176,6 +176,8 @@ def conditions_text(results: StudyResults) -> str:
         sentences = [*sentences[: results.is_timed], means]
     if results.is_timed:
         sentences.append(f"Speed-up against {baseline_text(results)}")
+    if times_as_fast(results):
+        sentences.append("Times as fast: time per epoch in the first folder divided by the time in this one")
     sentences += filter(None, [results.findings.note])
     return " ".join(f"{sentence}." for sentence in sentences)
 

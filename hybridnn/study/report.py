@@ -6,21 +6,19 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from math import isnan
 from pathlib import Path
 from typing import Any
 
 from hybridnn.drawing.figures import figure_bytes
+from hybridnn.runs.quantities import RunFigures
 from hybridnn.study.answer import TIMES, baseline_text, conditions_text, fastest_layouts, warnings_of
 from hybridnn.study.plots import draw_plots
 from hybridnn.study.results import (
-    FOLDER,
     CellResult,
     StudyPoint,
     StudyResults,
-    compared_folders,
-    equal_points,
     host_values,
     times_as_fast,
 )
@@ -29,6 +27,7 @@ from hybridnn.utils.files import write_atomically
 
 MISSING = "-"
 THREADS = "threads per rank"
+FASTER = "times as fast"
 
 BREAKDOWN = (
     "Shares of the ranks' time. Compute is the parallel efficiency, and the other parts are what it lacks against the "
@@ -36,14 +35,8 @@ BREAKDOWN = (
     "is that of Karp and Flatt."
 )
 
-FOLDERS = "Times as fast: time per epoch in the first folder divided by the time in the named one."
-
-FIGURES = (
-    *("ranks", "grid", "threads_per_rank", "nodes", "method", "network", "parameters", "batch_size", "train_samples"),
-    *("steps_per_epoch", "seconds_per_epoch", "seconds_per_step", "samples_per_second", "bytes_per_step"),
-    *("metric_name", "metric", "diverged_at", "predicted_seconds_per_epoch", "predicted_seconds_per_step"),
-    *("prediction_error", "prediction_doubt"),
-)
+NO_COLUMNS = {"folder", "data", "shares", "verdict", "conditions", "predicted_bytes_per_step"}
+FIGURES = (*(field.name for field in fields(RunFigures) if field.name not in NO_COLUMNS), "prediction_error")
 """Columns of the CSV that are attributes of `RunFigures`."""
 
 HOSTS = {
@@ -102,13 +95,12 @@ def report_facts(results: StudyResults) -> dict[str, Any]:
         "diverged": [cell.id for cell in results.cells if cell.diverged],
         "warnings": warnings_of(results),
         "points": point_facts(results),
-        "equal_points": folder_facts(results),
     }
 
 
 def point_facts(results: StudyResults) -> list[dict[str, Any]]:
     """Return the points as plain values, with units in the names."""
-    comparisons = compare_points(results)
+    comparisons, ratios = compare_points(results), times_as_fast(results)
 
     def facts(point: StudyPoint) -> dict[str, Any]:
         found, shares = comparisons.get(point.id), point.shares
@@ -131,6 +123,7 @@ def point_facts(results: StudyResults) -> list[dict[str, Any]]:
             "speed_up_against_ranks": found and found.base.first.ranks,
             "efficiency": found and asdict(found.efficiency),
             "serial_fraction": found and found.serial_fraction,
+            "times_as_fast": asdict(ratios[point.id]) if point.id in ratios else None,
             **{f"{part}_share": share for part, share in shares.parts.items()},
             "load_balance": shares.load_balance,
             "communication_efficiency": shares.communication_efficiency,
@@ -154,7 +147,7 @@ def point_rows(results: StudyResults) -> list[dict[str, str]]:
     """
     on_several_nodes = any(cell.figures.nodes > 1 for cell in results.cells)
     is_predicted = any(point.predicted_seconds_per_epoch is not None for point in results.points)
-    comparisons, findings = compare_points(results), results.findings
+    comparisons, findings, ratios = compare_points(results), results.findings, times_as_fast(results)
     several_bases = len({found.base.first.ranks for found in comparisons.values()}) > 1
 
     def row(point: StudyPoint) -> dict[str, str]:
@@ -172,6 +165,8 @@ def point_rows(results: StudyResults) -> list[dict[str, str]]:
             cells["speed-up"] = found.speed_up.format(".2f") + f" (against {base})" * (several_bases and base > 1)
             # The interval of the efficiency is that of the speed-up, in another unit.
             cells["efficiency"] = f"{found.efficiency.value:.2f}"
+        if ratios:
+            cells[FASTER] = ratios[point.id].format(".3f") if point.id in ratios else MISSING
         if is_predicted:
             cells["predicted s per epoch"] = _number(point.predicted_seconds_per_epoch, ".4g")
         cells[results.metric_name] = MISSING if point.metric is None else point.metric.format()
@@ -185,48 +180,6 @@ def _named_values(results: StudyResults, point: StudyPoint) -> dict[str, str]:
     """The values of the axes that vary, but for ranks and grid, which have columns in any case."""
     labels = [label for label in results.varying if label not in ("ranks", "grid")]
     return {label: str(point.values.get(label, MISSING)) for label in labels}
-
-
-def further_tables(results: StudyResults) -> list[tuple[str, list[dict[str, str]], str]]:
-    """Title, rows and note of the tables after that of the points, but for those without rows."""
-    tables = [
-        ("Folders side by side", folder_rows(results), FOLDERS),
-        ("Where the time goes", breakdown_rows(results) if results.is_timed else [], BREAKDOWN),
-    ]
-    return [table for table in tables if table[1]]
-
-
-def folder_rows(results: StudyResults) -> list[dict[str, str]]:
-    """The table of equal points of several folders: cells by title; empty for one folder."""
-    folders = compared_folders(results)
-    rows = []
-    for points in equal_points(results):
-        first, ratios = next(iter(points.values())), times_as_fast(points)
-        values = {label: text for label, text in _named_values(results, first).items() if label != FOLDER}
-        row = {"ranks": str(first.first.ranks), "grid": first.first.grid, **values}
-        for folder in folders:
-            seconds = points[folder].seconds_per_epoch.format() if folder in points else MISSING
-            row[f"{folder}: seconds per epoch"] = seconds
-            if folder != folders[0]:
-                row[f"{folder}: times as fast"] = ratios[folder].format(".3f") if folder in ratios else MISSING
-        for folder in folders:
-            metric = points[folder].metric if folder in points else None
-            row[f"{folder}: {results.metric_name}"] = MISSING if metric is None else metric.format()
-        rows.append(row)
-    return rows
-
-
-def folder_facts(results: StudyResults) -> list[dict[str, Any]]:
-    """Return the equal points of several folders as plain values."""
-    return [
-        {
-            "values": {label: value for label, value in point.values.items() if label != FOLDER},
-            "seconds_per_epoch": {folder: asdict(found.seconds_per_epoch) for folder, found in points.items()},
-            "times_as_fast": {folder: asdict(ratio) for folder, ratio in times_as_fast(points).items()},
-        }
-        for points in equal_points(results)
-        for point in [next(iter(points.values()))]
-    ]
 
 
 def breakdown_rows(results: StudyResults) -> list[dict[str, str]]:
@@ -273,8 +226,8 @@ def markdown_text(results: StudyResults, captions: Mapping[str, str]) -> str:
     lines += [""] * bool(findings.lines)
     lines += [f"**Warning:** {text}\n" for text in warnings_of(results)]
     lines += [*_table(point_rows(results)), _table_note(results), ""]
-    for title, table, note in further_tables(results):
-        lines += [f"## {title}", "", *_table(table), note, ""]
+    if parts := breakdown_rows(results):
+        lines += ["## Where the time goes", "", *_table(parts), BREAKDOWN, ""]
     lines += [f"![{caption}]({name})\n" for name, caption in captions.items()]
     if results.unfinished:
         lines += [f"Not finished: {len(results.unfinished)} cells ({results.unfinished_counts})", ""]
@@ -289,9 +242,8 @@ def latex_text(results: StudyResults) -> str:
     notes = [*(f"Warning: {text}." for text in warnings_of(results)), _table_note(results)]
     notes = [*(found.text for found in fastest_layouts(results)), *notes]
     tables = [f"% {results.title}: the points of the study\n", latex_table(point_rows(results), notes)]
-    verdicts = [("Verdicts", findings.rows, findings.summary)] if findings.rows else []
-    for title, table, note in [*verdicts, *further_tables(results)]:
-        tables += [f"\n% {title}\n", latex_table(table, [note])]
+    more = {"Verdicts": (findings.rows, findings.summary), "Where the time goes": (breakdown_rows(results), BREAKDOWN)}
+    tables += [f"\n% {title}\n{latex_table(rows, [note])}" for title, (rows, note) in more.items() if rows]
     return "".join(tables)
 
 

@@ -299,25 +299,16 @@ def point_name(results: StudyResults, point: StudyPoint, *, without: Iterable[st
     return ", ".join(parts) or results.manifest.name
 
 
-def compared_folders(results: StudyResults) -> tuple[str, ...]:
-    """Names of the folders that are compared; empty for the results of one folder."""
-    return tuple(dict.fromkeys(str(point.values[FOLDER]) for point in results.points if FOLDER in point.values))
-
-
-def equal_points(results: StudyResults) -> list[dict[str, StudyPoint]]:
-    """Points with the same values of all axes, by their folder, where several folders have them."""
-    groups: dict[tuple[tuple[str, str], ...], dict[str, StudyPoint]] = {}
+def times_as_fast(results: StudyResults) -> dict[str, Estimate]:
+    """Seconds per epoch of the same point in the first folder that has it over those of a point, by its id."""
+    firsts: dict[Key, StudyPoint] = {}
+    found = {}
     for point in results.points:
         if FOLDER in point.values:
             key = tuple((label, str(value)) for label, value in point.values.items() if label != FOLDER)
-            groups.setdefault(key, {})[str(point.values[FOLDER])] = point
-    return [group for group in groups.values() if len(group) > 1]
-
-
-def times_as_fast(points: dict[str, StudyPoint]) -> dict[str, Estimate]:
-    """Seconds per epoch of the first of some equal points over those of each other one, by its folder."""
-    (_, first), *others = points.items()
-    return {folder: ratio_of_medians(first.epoch_times, point.epoch_times) for folder, point in others}
+            if (first := firsts.setdefault(key, point)) is not point:
+                found[point.id] = ratio_of_medians(first.epoch_times, point.epoch_times)
+    return found
 
 
 def host_values(header: RunHeader, name: str) -> list[str]:

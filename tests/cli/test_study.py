@@ -296,7 +296,7 @@ def test_folders_are_compared_unless_they_are_of_different_studies(study: Run, t
     assert (code, "2.000" in out) == (0, True)
     assert Path("old/comparison/report.md").is_file()
     facts = json.loads(study("report", "old", "new", "--format", "json")[1])
-    assert facts["equal_points"][0]["times_as_fast"]["new"]["value"] == 2
+    assert facts["points"][1]["times_as_fast"]["value"] == 2
     assert "holds another study (t) than old does" in error_line(study("report", "old", "other"))
     assert "is not the folder of a study" in error_line(study("report", "old", "none"))
 

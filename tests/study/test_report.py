@@ -19,9 +19,6 @@ from hybridnn.study.answer import warnings_of
 from hybridnn.study.plots import curves_of, draw_plots
 from hybridnn.study.report import (
     csv_text,
-    folder_facts,
-    folder_rows,
-    further_tables,
     latex_table,
     latex_text,
     markdown_text,
@@ -30,7 +27,7 @@ from hybridnn.study.report import (
     write_csv,
     write_report,
 )
-from hybridnn.study.results import StudyResults, compared_folders, read_results
+from hybridnn.study.results import StudyResults, read_results
 from hybridnn.study.scaling import compare_points, strong_lines
 from hybridnn.study.study_folder import StudyFolder
 from reference.finished_runs import load_line, made_study, prediction_line, strong_study, write_run, write_study
@@ -411,18 +408,21 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [_folder(place / "old", 1), _folder(place / "new", 0.5, missing=2)]
 
 
-def test_equal_points_of_two_folders_are_side_by_side(folders: list[Path]) -> None:
+def test_points_of_another_folder_are_compared_with_the_equal_ones_of_the_first(folders: list[Path]) -> None:
     results = read_results(*folders)
-    assert compared_folders(results) == ("old", "new")
-    rows = folder_rows(results)
-    assert [row["ranks"] for row in rows] == ["1", "4"]
-    assert rows[0]["old: seconds per epoch"].startswith("9 [8, 10]")
-    assert rows[0]["new: seconds per epoch"].startswith("4.5 [4, 5]")
-    assert rows[0]["new: times as fast"].startswith("2.000 [1.6")
-    assert rows[0]["new: test accuracy"] == "0.5"
-    (first, _) = folder_facts(results)
-    assert first["values"] == {"ranks": 1}
-    assert first["times_as_fast"]["new"]["value"] == 2
+    rows = {(row["folder"], row["ranks"]): row for row in point_rows(results)}
+    assert list(rows) == [("old", "1"), ("old", "2"), ("old", "4"), ("new", "1"), ("new", "4")]
+    assert [rows[place]["times as fast"][:10] for place in rows] == ["-", "-", "-", "2.000 [1.6", "2.000 [1.6"]
+    assert rows["new", "1"]["seconds per epoch"] == "4.5 [4, 5]"
+    assert point_facts(results)[3]["times_as_fast"]["value"] == 2
+    for text in (markdown_text(results, {}), latex_text(results)):
+        assert "Times as fast: time per epoch in the first folder divided by the time in this one." in text
+    cells = _cells(results)
+    assert len(cells) == 18
+    missing = [row["outcome"] for row in cells if row["axis.folder"] == "new" and row["axis.ranks"] == "2"]
+    assert missing == ["never run"] * 3
+    (alone, *_) = point_rows(read_results(*folders[:1]))
+    assert "times as fast" not in alone
 
 
 def test_each_folder_has_its_own_curve_and_base(folders: list[Path]) -> None:
@@ -434,23 +434,9 @@ def test_each_folder_has_its_own_curve_and_base(folders: list[Path]) -> None:
     assert warnings_of(results) == []  # curves of different processors are what is compared
 
 
-def test_tables_over_folders_have_the_folder(folders: list[Path]) -> None:
-    results = read_results(*folders)
-    for text in (markdown_text(results, {}), latex_text(results)):
-        assert "new: times as fast" in text
-    rows = _cells(results)
-    assert len(rows) == 18
-    assert {row["outcome"] for row in rows if row["axis.folder"] == "new" and row["axis.ranks"] == "2"} == {"never run"}
-
-
-def test_one_folder_has_no_comparison(folders: list[Path]) -> None:
-    results = read_results(*folders[:1])
-    assert folder_rows(results) == folder_facts(results) == further_tables(results) == []
-
-
 def test_folders_of_one_name_are_named_by_their_paths(tmp_path: Path) -> None:
     folders = [_folder(tmp_path / name / "s", 1) for name in "ab"]
-    assert compared_folders(read_results(*folders)) == tuple(map(str, folders))
+    assert [point.values["folder"] for point in read_results(*folders).points][::3] == list(map(str, folders))
 
 
 def test_folders_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
