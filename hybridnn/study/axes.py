@@ -141,6 +141,7 @@ def methods_of(choices: Sequence[LayoutChoice]) -> list[str]:
 MOST_REPEATS = 1000  # a number with a digit too many would be a list that fills the memory
 
 DEFAULT_HIDDEN = (256, 256)
+BATCH_SIZE = "training.batch_size"
 
 REPEATED = ("repeat", "seed")
 """Labels of the axes of repetitions, over which results are summarized. They vary slowest, so that every combination of
@@ -199,15 +200,6 @@ def _find_axis(name: str) -> Axis:
     return Axis(name, name, _setting(name))
 
 
-def _whole_axis(name: str, label: str, apply: Apply, description: str, least: int = 1, most: int | None = None) -> Axis:
-    """An axis of whole numbers."""
-
-    def check(value: Any) -> Any:
-        return require_whole(f"axes.{name}", value, least, most)
-
-    return Axis(name, label, apply, check, description)
-
-
 def _check_binding(value: Any) -> Any:
     if value not in BINDINGS:
         raise SettingError("axes.binding", value, must_be_one_of(BINDINGS))
@@ -219,10 +211,10 @@ def _apply_nothing(settings: Table, value: Any, ranks: int) -> None:
 
 
 def _apply_grid(settings: Table, value: Any, ranks: int) -> None:
-    parallel = _section(settings, "parallel")
+    for key, size in zip(("pipeline", "batch", "model"), value, strict=True):
+        _set_value(settings, f"parallel.{key}", size)
     for key in ("stages", "method"):  # a layout without stages has no method either
-        parallel.pop(key, None)
-    parallel.update(zip(("pipeline", "batch", "model"), value, strict=True))
+        settings["parallel"].pop(key, None)
 
 
 def _apply_method(settings: Table, value: Any, ranks: int) -> None:
@@ -231,19 +223,11 @@ def _apply_method(settings: Table, value: Any, ranks: int) -> None:
 
 
 def _hidden(settings: Table) -> Sequence[Any]:
-    model = _section(settings, "model")
-    hidden: Any = model.get("hidden", DEFAULT_HIDDEN)
+    model = settings.get("model", {})
+    hidden: Any = model.get("hidden", DEFAULT_HIDDEN) if isinstance(model, dict) else None
     if not isinstance(hidden, list | tuple) or any(isinstance(width, list | dict) for width in hidden):
         raise SettingError("model.hidden", hidden, "must be a list of widths")
     return hidden
-
-
-def _section(settings: Table, name: str) -> Table:
-    """A section of nested plain settings, created if it is missing."""
-    section = settings.setdefault(name, {})
-    if not isinstance(section, dict):
-        raise SettingError(name, section, "must be a section")
-    return section
 
 
 def _apply_depth(settings: Table, value: Any, ranks: int) -> None:
@@ -257,23 +241,21 @@ def _apply_width(settings: Table, value: Any, ranks: int) -> None:
     _set_value(settings, "model.hidden", [value] * len(_hidden(settings)))
 
 
-def _setting(dotted: str) -> Apply:
-    return lambda settings, value, ranks: _set_value(settings, dotted, value)
+def _setting(dotted: str, *, per_rank: bool = False) -> Apply:
+    return lambda settings, value, ranks: _set_value(settings, dotted, value * ranks if per_rank else value)
 
 
-def _per_rank(dotted: str) -> Apply:
-    return lambda settings, value, ranks: _set_value(settings, dotted, value * ranks)
+def _numbers(
+    name: str, label: str, description: str, apply: Apply = _apply_nothing, least: int = 1, most: int | None = None
+) -> Axis:
+    """An axis of whole numbers."""
+    return Axis(name, label, apply, lambda value: require_whole(f"axes.{name}", value, least, most), description)
 
 
 _KNOWN_AXES = (
-    _whole_axis("ranks", "ranks", _apply_nothing, "Ranks of a run."),
-    _whole_axis(
-        "nodes",
-        "nodes",
-        _apply_nothing,
-        "Nodes on which the ranks are; with `ranks_per_node`, `ranks` may be left out.",
-    ),
-    _whole_axis("ranks_per_node", "ranks-per-node", _apply_nothing, "Ranks on a node; the last node may have fewer."),
+    _numbers("ranks", "ranks", "Ranks of a run."),
+    _numbers("nodes", "nodes", "Nodes on which the ranks are; with `ranks_per_node`, `ranks` may be left out."),
+    _numbers("ranks_per_node", "ranks-per-node", "Ranks on a node; the last node may have fewer."),
     Axis(
         "layouts",
         "grid",
@@ -286,16 +268,18 @@ _KNOWN_AXES = (
         "number of stages, with all other ranks along batch; `'all'`, these with every exact method but `sequential`. "
         "In names and tables, the method is a label of its own, `-` without stages.",
     ),
-    _whole_axis("depths", "depth", _apply_depth, "Hidden layers, all of the width in `base.model.hidden`."),
-    _whole_axis("widths", "width", _apply_width, "Width of every hidden layer."),
-    _whole_axis("batch_sizes", "batch", _setting("training.batch_size"), "Samples of a minibatch over all ranks."),
-    _whole_axis(
-        "batch_per_rank", "batch-per-rank", _per_rank("training.batch_size"), "Samples of a minibatch for each rank."
+    _numbers("depths", "depth", "Hidden layers, all of the width in `base.model.hidden`.", _apply_depth),
+    _numbers("widths", "width", "Width of every hidden layer.", _apply_width),
+    _numbers("batch_sizes", "batch", "Samples of a minibatch over all ranks.", _setting(BATCH_SIZE)),
+    _numbers(
+        "batch_per_rank", "batch-per-rank", "Samples of a minibatch for each rank.", _setting(BATCH_SIZE, per_rank=True)
     ),
-    _whole_axis("samples_per_rank", "samples-per-rank", _per_rank("data.rows"), "Training samples for each rank."),
+    _numbers(
+        "samples_per_rank", "samples-per-rank", "Training samples for each rank.", _setting("data.rows", per_rank=True)
+    ),
     Axis("splits", "split", _setting("parallel.model_split"), description="Values of `parallel.model_split`."),
     Axis("dtypes", "dtype", _setting("training.dtype"), description="Values of `training.dtype`."),
-    _whole_axis("threads", "threads", _apply_nothing, "BLAS threads of every rank, in place of the key `threads`."),
+    _numbers("threads", "threads", "BLAS threads of every rank, in place of the key `threads`."),
     Axis(
         "binding",
         "binding",
@@ -303,8 +287,8 @@ _KNOWN_AXES = (
         _check_binding,
         "Cores to which the launcher binds a rank: `'core'`, one for each of its threads; `'socket'`; `'none'`.",
     ),
-    _whole_axis("seeds", "seed", _setting("training.seed"), "Values of `training.seed`.", least=0),
-    _whole_axis("repeats", "repeat", _apply_nothing, "Number of repetitions, not a list.", most=MOST_REPEATS),
+    _numbers("seeds", "seed", "Values of `training.seed`.", _setting("training.seed"), least=0),
+    _numbers("repeats", "repeat", "Number of repetitions, not a list.", most=MOST_REPEATS),
 )
 AXES = {axis.name: axis for axis in _KNOWN_AXES}
 """The known axes, in the order in which they are applied and named: a width needs the depth before it."""

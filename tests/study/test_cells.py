@@ -348,7 +348,7 @@ def test_impossible_cells_are_skipped_with_the_reason(plan_of: PlanOf, text: str
         ("axis = {ranks = [1]}", r"axis; did you mean axes\?|axes is missing|axes"),
         ("base.model.hidden = [4, 8]\naxes = {depths = [2]}", r"must be layers of one width"),
         ("base.model.hidden = 5\naxes = {widths = [8]}", r"model\.hidden = 5: must be a list of widths"),
-        ('base.parallel = 1\naxes = {layouts = ["1x2"]}', r"parallel = 1: must be a section"),
+        ('base.parallel = 1\naxes = {layouts = ["1x2"]}', r"parallel.pipeline = 1: parallel is a value, not a section"),
         ('axes = {variants = [["x"]]}\nvariants.y = {}', r"axes\.variants = \['x'\]: known in \[variants\]: y"),
         ("axes = {ranks", r"is not valid TOML"),
     ],
