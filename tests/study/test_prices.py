@@ -83,17 +83,6 @@ def test_a_machine_file_is_needed_and_must_be_there(prices_of: PricesOf) -> None
         prices_of('machine = "none.toml"\naxes = {ranks = [1]}')
 
 
-def test_doubtful_machine_files_are_named(prices_of: PricesOf) -> None:
-    prices_of("axes = {ranks = [1, 8]}")
-    cells = make_cells(load_study("study.toml")).cells
-    machine = read_machine("cluster-1024")
-    assert price_warnings(machine, cells) == []
-    about = {"ranks": "2", "processor": "Old CPU"}
-    ranks, processor = price_warnings(machine.model_copy(update={"about": about}), cells)
-    assert "was calibrated on 2 ranks: predictions for 8 are extrapolated" in ranks
-    assert f"is of another processor: Old CPU, not {processor_name()}" in processor
-
-
 def test_study_does_not_run_with_the_machine_file_of_another_processor(prices_of: PricesOf) -> None:
     machine = read_machine("cluster-1024")
     for name, processor in (("own", processor_name()), ("old", "Old CPU")):
