@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hybridnn.cost.prediction.times import parts_of_efficiency
@@ -203,10 +203,10 @@ def training_of(point: StudyPoint) -> Key:
 
 
 def alike_points(
-    points: Iterable[StudyPoint], without: Iterable[str] = LAYOUT, constant: Callable[[StudyPoint], Key] = _work
+    points: Iterable[StudyPoint], without: Iterable[str] = LAYOUT, constant: Callable[[StudyPoint], Hashable] = _work
 ) -> list[list[StudyPoint]]:
     """Group points that have the same values of all axes but those in `without`, and the same `constant`."""
-    groups: dict[Key, list[StudyPoint]] = {}
+    groups: dict[Hashable, list[StudyPoint]] = {}
     for point in points:
         values = tuple((label, str(value)) for label, value in point.values.items() if label not in without)
         groups.setdefault((values, constant(point)), []).append(point)
@@ -240,7 +240,7 @@ def strong_lines(results: StudyResults) -> list[ScalingLine]:
     on fewer ranks.
     """
     comparisons = compare_points(results)
-    lines = [_from_base(line, comparisons) for line in _lines(results, LAYOUT, _work, lambda point: "")]
+    lines = [_from_base(line, comparisons) for line in _lines(results)]
     return lines if any(len(line.points) > 1 for line in lines) else []
 
 
@@ -255,35 +255,22 @@ def _from_base(line: ScalingLine, comparisons: Mapping[str, Comparison]) -> Scal
 def weak_lines(results: StudyResults) -> list[ScalingLine]:
     """Lines along which the work grows with the ranks: the samples of the epoch, or those of the minibatch."""
 
-    def samples_each(point: StudyPoint) -> int:
-        return round(point.first.train_samples / point.first.ranks)
+    def samples(point: StudyPoint) -> str:
+        return f"{round(point.first.train_samples / point.first.ranks)} samples per rank"
 
-    def batch_each(point: StudyPoint) -> int:
-        return round(point.first.batch_size / point.first.ranks)
+    def batch(point: StudyPoint) -> str:
+        return f"batch {round(point.first.batch_size / point.first.ranks)} per rank"
 
-    constants: list[tuple[Callable[[StudyPoint], Key], Callable[[StudyPoint], str]]] = [
-        (
-            lambda p: (samples_each(p), p.first.batch_size),
-            lambda p: f"{samples_each(p)} samples per rank, batch {p.first.batch_size}",
-        ),
-        (
-            lambda p: (samples_each(p), batch_each(p)),
-            lambda p: f"{samples_each(p)} samples per rank, batch {batch_each(p)} per rank",
-        ),
-        (lambda p: (p.first.train_samples, batch_each(p)), lambda p: f"batch {batch_each(p)} per rank"),
-    ]
-    epochs, minibatches, steps = (_lines(results, LAYOUT | WORK, *found) for found in constants)
+    epochs = _lines(results, lambda point: f"{samples(point)}, batch {point.first.batch_size}")
+    minibatches = _lines(results, lambda point: f"{samples(point)}, {batch(point)}")
+    steps = _lines(results, lambda point: f"{point.first.train_samples} samples, {batch(point)}")
     lines = [*epochs, *minibatches, *(replace(line, per_step=True) for line in steps)]
     return [line for line in lines if len(line.points) > 1]
 
 
-def _lines(
-    results: StudyResults,
-    without: Iterable[str],
-    constant: Callable[[StudyPoint], Key],
-    text: Callable[[StudyPoint], str],
-) -> list[ScalingLine]:
-    """Lines of the families in the groups of `alike_points` that have times; `text` names what is constant."""
+def _lines(results: StudyResults, growing: Callable[[StudyPoint], str] | None = None) -> list[ScalingLine]:
+    """Lines of the families of the points that have times and do the same work, or `growing` work of the same text."""
+    without, constant = (LAYOUT, _work) if growing is None else (LAYOUT | WORK, growing)
     found: list[tuple[str, str, tuple[StudyPoint, ...]]] = []
     for group in alike_points(results.timed, without, constant):
         by_family: dict[str, dict[int, StudyPoint]] = {}
@@ -292,9 +279,10 @@ def _lines(
         one = by_family.pop("one rank", {})
         for family, fastest in (by_family or {"": {}}).items():
             chosen = tuple((one | fastest).values())
-            values = point_name(results, chosen[0], without={*without, *LAYOUT})
+            values = point_name(results, chosen[0], without=without)
             name = "" if values == results.manifest.name else values
-            found.append((", ".join(filter(None, [name, text(chosen[0])])), family, chosen))
+            work = "" if growing is None else growing(chosen[0])
+            found.append((", ".join(filter(None, [name, work])), family, chosen))
     several = len({family for _, family, _ in found}) > 1
     is_named = not several or len({name for name, _, _ in found}) > 1  # what all lines have tells none apart
     return [
