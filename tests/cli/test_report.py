@@ -267,11 +267,16 @@ def test_files_of_a_plot(runs: Run) -> None:
     assert "there is no folder none" in error_line(runs("report", "a", "b", "--plot", "none/x.svg"))
 
 
-def test_a_plot_names_runs_that_diverged(run_hybridnn: Run, trained_once: Callable[..., Path]) -> None:
+def test_runs_that_diverged_are_named(run_hybridnn: Run, trained_once: Callable[..., Path]) -> None:
     good = str(trained_once(*SMALL, "--epochs", "2"))
     diverging = ("train", *SMALL, "--batch-size", "20", "--epochs", "3", "--lr", "1e30", "--out", "bad")
     assert run_hybridnn(*diverging)[0] == 1
-    assert run_hybridnn("report", good, "bad", "--plot", "curves.svg")[0] == 0
+    text = run_hybridnn("report", "bad")[1]
+    assert "diverged in epoch 1: the loss became" in text
+    assert "no times: diverged in its first epoch" in text
+    code, text, err = run_hybridnn("report", good, "bad", "--plot", "curves.svg")
+    assert (code, err, "nan" in text) == (0, "", False)
+    assert "1 rank, 1x1: diverged in its first epoch; diverged at step" in text
     assert "diverged in epoch 1" in " ".join(_texts("curves.svg"))
     found = json.loads(run_hybridnn("report", good, "bad", "--format", "json")[1])["runs"]
     assert [item["diverged"] for item in found] == ["", "epoch 1"]

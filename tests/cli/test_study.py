@@ -20,7 +20,7 @@ from hybridnn.study.study_file import load_study
 from hybridnn.study.study_folder import StudyFolder
 from mpi_runner.launch import find_mpirun, run_job
 from reference.command_line import Run, error_line
-from reference.finished_runs import write_run
+from reference.finished_runs import write_run, write_study
 
 STUDY = """
 name = "tiny"
@@ -217,8 +217,7 @@ def test_conclusions_without_the_distribution_that_evaluates_them_say_what_to_in
 ) -> None:
     monkeypatch.setattr("hybridnn.study.study_file.entry_points", lambda **_: ())
     Path("said.toml").write_text(STUDY + '[[statements]]\nsays = "A."\n')
-    write_run(tmp_path / "s" / "cells" / "a")
-    write_study(tmp_path / "s", {"a": 1}, conclusions={"columns": ["memory"]})
+    write_study(tmp_path / "s", {"a": ({}, {})}, more={"conclusions": {"columns": ["memory"]}})
     for command in (["run", "said.toml", "--dry-run"], ["submit", "said.toml"], ["report", "s"]):
         assert error_line(study(*command)).endswith(" of a study need hybridnn-papers: pip install hybridnn-papers")
 
@@ -241,17 +240,11 @@ def test_mistakes_are_one_line_and_exit_code_two(study: Run, arguments: list[str
         assert (code, "cannot be started here: --launcher = 'env {ranks}': " in out) == (0, True)
 
 
-def write_study(folder: Path, cells: dict[str, int], name: str = "s", **more: object) -> None:
-    """Write the manifest of a study of cells with these ranks."""
-    described = [{"id": cell, "ranks": ranks, "values": {"ranks": ranks}} for cell, ranks in cells.items()]
-    about = {"format": 1, "name": name, "description": "", "reduced": False, "cells": described}
-    (folder / "study.json").write_text(json.dumps(about | more))
-
-
 def test_report_lists_unfinished_cells_and_has_exit_code_one_with_failed_ones(study: Run, tmp_path: Path) -> None:
-    write_run(tmp_path / "s" / "cells" / "a", seconds=[9.0])
-    write_run(tmp_path / "s" / "cells" / "b", seconds=[1.0], ranks=4)
-    write_study(tmp_path / "s", {"a": 1, "b": 4, "c": 8})
+    runs = {
+        name: ({"ranks": ranks}, {"ranks": ranks, "seconds": [9 / ranks**2]}) for name, ranks in (("a", 1), ("b", 4))
+    }
+    write_study(tmp_path / "s", runs, missing={"c": {"ranks": 8}})
     code, out, _ = study("report", "s", "--out", "elsewhere")
     assert code == 0
     assert "1 of 3 cells are not finished: 1 never run\n  never run    c\n" in out
@@ -263,13 +256,13 @@ def test_report_lists_unfinished_cells_and_has_exit_code_one_with_failed_ones(st
     folder.fail("c", "timed out", reason)
     code, out, _ = study("report", "s")
     assert code == 1
-    assert "warning: ranks 4: efficiency 225%, more than" in out
+    assert "warning: ranks 4: efficiency 400%, more than" in out
     assert f"1 of 3 cells are not finished: 1 timed out\n  timed out    c: {reason}\n" in out
     code, out, _ = study("report", "s", "--format", "json")
     assert code == 1
     facts = json.loads(out)
     assert facts["unfinished"] == [{"id": "c", "status": "timed out", "reason": reason}]
-    assert [warning[:24] for warning in facts["warnings"]] == ["ranks 4: efficiency 225%"]
+    assert [warning[:24] for warning in facts["warnings"]] == ["ranks 4: efficiency 400%"]
 
 
 def test_dry_run_prices_the_study(study: Run) -> None:
@@ -282,9 +275,8 @@ def test_dry_run_prices_the_study(study: Run) -> None:
 
 
 def test_folders_are_compared_unless_they_are_of_different_studies(study: Run, tmp_path: Path) -> None:
-    for name, of in (("old", "s"), ("new", "s"), ("other", "t")):
-        write_run(tmp_path / name / "cells" / "one", seconds=[2.0 if name == "old" else 1.0])
-        write_study(tmp_path / name, {"one": 1}, of)
+    for name, of, seconds in (("old", "s", 2.0), ("new", "s", 1.0), ("other", "t", 1.0)):
+        write_study(tmp_path / name, {"one": ({"ranks": 1}, {"seconds": [seconds]})}, more={"name": of})
     code, out, _ = study("report", "old", "new")
     assert (code, "2.000" in out) == (0, True)
     assert Path("old/comparison/report.md").is_file()

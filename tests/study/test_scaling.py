@@ -18,7 +18,6 @@ from hybridnn.study.scaling import (
     compare_points,
     grid_maps,
     group_runs,
-    karp_flatt_fraction,
     strong_lines,
     weak_lines,
 )
@@ -313,14 +312,6 @@ def test_breakdown_has_a_bar_for_every_family_and_number_of_ranks(tmp_path: Path
 
 
 # -- runs outside of a study -------------------------------------------------------------------------------------------
-
-
-def test_karp_flatt_fraction_inverts_amdahls_law() -> None:
-    for serial, ranks in ((0.0, 4), (0.1, 2), (1.0, 3)):
-        assert karp_flatt_fraction(1 / (serial + (1 - serial) / ranks), ranks) == pytest.approx(serial)
-    assert karp_flatt_fraction(1.0, 1) is None
-    assert karp_flatt_fraction(0.5, 2) == 3.0  # two ranks take twice as long
-    assert karp_flatt_fraction(4.0, 2) == pytest.approx(-0.5)  # faster than the ranks allow
 
 
 def _run(folder: Path, ranks: int, seconds: float, predicted: float | None = None, **options: Any) -> RunRecord:
