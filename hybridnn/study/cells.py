@@ -136,7 +136,7 @@ def _combinations(study: Study) -> Iterator[Combination]:
     """
     used, unused = set[str](), dict[str, GridError]()
     axes = [(axis, values) for axis, values in study.axes if axis is not METHOD]
-    labels = [axis.label for axis, _ in axes]
+    labels, first = [axis.label for axis, _ in axes], {axis.label: values[0] for axis, values in axes}
     slowest_first = sorted(axes, key=lambda pair: (*REPEATED, pair[0].label).index(pair[0].label))
     needs_base = study.keys.compares == "times" and not study.baseline and not {"nodes", "ranks-per-node"} & {*labels}
     for values in product(*(values for _, values in slowest_first)):
@@ -147,7 +147,7 @@ def _combinations(study: Study) -> Iterator[Combination]:
             yield combination
             continue
         others = [label for label in ("ranks", "grid") if label in labels]
-        if needs_base and all(combination[label] == _first_value(study, label) for label in others):
+        if needs_base and all(combination[label] == first[label] for label in others):
             one = {label: 1 if label == "ranks" else value for label, value in combination.items()}
             yield _with_layout(one, ONE_RANK)
         try:
@@ -162,10 +162,6 @@ def _combinations(study: Study) -> Iterator[Combination]:
     for text, reason in unused.items():
         if text not in used and not (used and text in FAMILIES):
             raise SettingError("axes.layouts", text, f"no layout of this study: {reason}")
-
-
-def _first_value(study: Study, label: str) -> Any:
-    return next(values[0] for axis, values in study.axes if axis.label == label)
 
 
 def _with_layout(combination: Combination, layout: StudyLayout) -> Combination:

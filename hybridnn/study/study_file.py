@@ -195,7 +195,9 @@ def load_study(name: Path | str, *, reduced: bool = False) -> Study:
             merge(base, short.base)
             minutes, axes, other = short.minutes, other, axes
         compares = _what_is_compared(file, axes)
-        chosen = check_axes(_with_repeats(axes, compares), file.variants)
+        if compares == "times":
+            axes = {"repeats": DEFAULT_REPEATS, **axes}
+        chosen = check_axes(axes, file.variants)
         others = check_axes(other, file.variants)
         machine = os.path.abspath(file.machine) if file.machine and Path(file.machine).suffix else file.machine
         changes = {"base": base, "compares": compares, "machine": machine, "minutes": minutes}
@@ -223,12 +225,6 @@ def _what_is_compared(file: StudyFile, axes: Table) -> str:
         for name, values in given.items()
     )
     return "times" if varies and "seeds" not in given else "training"
-
-
-def _with_repeats(axes: Table, compares: str) -> Table:
-    """Add the default number of repeats where a study compares times and names none."""
-    given = by_dotted_name(axes)
-    return axes if compares == "training" or "repeats" in given else {**axes, "repeats": DEFAULT_REPEATS}
 
 
 def _check_baseline(baseline: Table, axes: ChosenAxes) -> dict[str, str]:
