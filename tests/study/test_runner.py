@@ -273,7 +273,7 @@ def test_files_of_an_unfinished_run_are_removed_unless_it_resumes(tmp_path: Path
         assert [(cell / name).exists() for name in ("history.jsonl", "checkpoints/step-00000001")] == [left] * 2
     (cell / "checkpoints" / "step-00000001").rmdir()
     plan.folder.prepare(plan.chosen[0], resume=True)
-    assert {path.name for path in cell.iterdir()} == {"config.toml", "settings.toml", "started.json"}
+    assert {path.name for path in cell.iterdir()} == {"config.toml", "settings.toml", "started.txt"}
 
 
 def test_threads_of_every_rank_are_those_of_the_study(tmp_path: Path) -> None:
