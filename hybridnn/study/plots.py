@@ -52,6 +52,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 PATTERNS = ((5, 4), (1.5, 4), (4, 2.5, 1.5, 2.5), (9, 7), (1, 7), (6, 9), (1, 11))
 DASHES = ("-", *((0, dashes) for dashes in PATTERNS))
 """Of the lines of a plot, in their order: the lines below one that lies on them can be seen through its gaps."""
+MARKS = ("ideal", "predicted", "disturbed")  # labels that come last in a legend
 ASIDE = 3.5  # typographic points between the places of two lines at one number of ranks: the size of a marker
 
 MOST_MAPS = 6
@@ -123,25 +124,17 @@ def _draw_strong(results: StudyResults, lines: Sequence[ScalingLine]) -> Plots:
     bases = {found.base.first.ranks for line in compared for _, found in line}
     base, marks, predicted = baseline_text(results), _marks(lines), _predicted(lines)
 
-    figure, axes = _draw_times(lines, "seconds per epoch")
-    for point in (found.point for found in fastest_layouts(results)):
-        place = point.first.ranks, point.seconds_per_epoch.value
-        axes.annotate(layout_name(point), place, (-4, -3), textcoords="offset points", ha="right", va="top", size=TEXT)
-    axes.margins(0.12, 0.2)  # room for them
-    axes.set_yscale("log")
-    plain_ticks(axes.yaxis)
-
     label = f"speed-up against {counted(min(bases), 'rank')}" if len(bases) == 1 else "speed-up"
     most = max(line.ranks[-1] for line in lines)
     ideal = [([ranks, most], [1, most / ranks]) for ranks in sorted(bases)]
-    speed_up, up_axes = _draw_scaling(lines, speed_ups, ratios, label, ideal)
-    up_axes.set_yscale("log", base=2)
-    up_axes.yaxis.set_major_formatter(ratio_tick)
+    speed_up, axes = _draw_scaling(lines, speed_ups, ratios, label, ideal)
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter(ratio_tick)
     return {
         "strong_scaling": (
             "Strong scaling: the same work on more ranks, a line for each family of layouts. Written is the "
             f"fastest layout{marks}{predicted}.",
-            figure,
+            _draw_strong_times(results, lines),
         ),
         "speed_up": (f"Speed-up of strong scaling against {base}{marks}{predicted}; grey: ideal.", speed_up),
         "efficiency": (
@@ -149,6 +142,17 @@ def _draw_strong(results: StudyResults, lines: Sequence[ScalingLine]) -> Plots:
             _draw_efficiencies(lines, efficiencies),
         ),
     }
+
+
+def _draw_strong_times(results: StudyResults, lines: Sequence[ScalingLine]) -> Figure:
+    figure, axes = _draw_times(lines, "seconds per epoch")
+    for point in (found.point for found in fastest_layouts(results)):
+        place = point.first.ranks, point.seconds_per_epoch.value
+        axes.annotate(layout_name(point), place, (-4, -3), textcoords="offset points", ha="right", va="top", size=TEXT)
+    axes.margins(0.12, 0.2)  # room for them
+    axes.set_yscale("log")
+    plain_ticks(axes.yaxis)
+    return figure
 
 
 def _predicted_speed_ups(line: ScalingLine) -> Predicted:
@@ -272,7 +276,8 @@ def draw_legend(figure: Figure, panels: Iterable[Axes]) -> None:
     """Explain the lines of some panels, each name once."""
     shown = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in panels]
     handles = {str(label): handle for pairs in shown for handle, label in pairs}
-    legend_above(figure, handles.values(), list(handles))
+    labels = sorted(handles, key=lambda label: label in MARKS)
+    legend_above(figure, [handles[label] for label in labels], labels)
 
 
 # -- grids and parts of the time ---------------------------------------------------------------------------------------
