@@ -192,16 +192,6 @@ def _work(point: StudyPoint) -> Key:
     return point.first.train_samples, point.first.batch_size
 
 
-def training_of(point: StudyPoint) -> Key:
-    """What of a point's layout changes its training: nothing with an exact method.
-
-    With the others the weights that a gradient is computed with depend on the stages, so that points with different
-    stages are different trainings, whose results have to be shown side by side.
-    """
-    layout = point.cells[0].run.header.layout
-    return () if layout.exact else (layout.method, layout.layers, layout.microbatches)
-
-
 def alike_points(
     points: Iterable[StudyPoint], without: Iterable[str] = LAYOUT, constant: Callable[[StudyPoint], Hashable] = _work
 ) -> list[list[StudyPoint]]:
@@ -214,8 +204,16 @@ def alike_points(
 
 
 def same_training(points: Iterable[StudyPoint]) -> list[list[StudyPoint]]:
-    """Group points that differ in a layout that does not change the training."""
-    return alike_points(points, constant=lambda point: (*_work(point), training_of(point)))
+    """Group points that differ in a layout that does not change the training: any layout of an exact method.
+
+    With the other methods the weights that a gradient is computed with depend on the stages.
+    """
+
+    def training(point: StudyPoint) -> Key:
+        layout = point.cells[0].run.header.layout
+        return (*_work(point), *(() if layout.exact else (layout.method, layout.layers, layout.microbatches)))
+
+    return alike_points(points, constant=training)
 
 
 def family_of(point: StudyPoint) -> str:
