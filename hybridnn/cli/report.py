@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import chain
 from math import isnan
 from pathlib import Path
@@ -150,7 +151,7 @@ def _draw(runs: Sequence[RunRecord], settings: Sequence[Mapping[str, Any]], path
 
     A setting that only some runs have, as those of an optimizer, counts where these differ.
     """
-    from hybridnn.drawing.figures import write_picture
+    from hybridnn.drawing.figures import figure_bytes, write_picture
     from hybridnn.drawing.learning_curve import RunCurves, compared_curves
     from hybridnn.runs.quantities import differing
 
@@ -162,7 +163,7 @@ def _draw(runs: Sequence[RunRecord], settings: Sequence[Mapping[str, Any]], path
         RunCurves(_label(run, {name: own[name] for name in names if name in own}), run.epochs, _evaluated(run))
         for run, own in zip(runs, settings, strict=True)
     ]
-    write_picture(path, compared_curves(curves).encoded, "--plot")
+    write_picture(path, partial(figure_bytes, compared_curves(curves)), "--plot")
 
 
 def _label(run: RunRecord, settings: Mapping[str, Any]) -> str:

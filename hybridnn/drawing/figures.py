@@ -1,4 +1,7 @@
-"""Figures of matplotlib in one style, for a column of a page, as PNG, SVG and PDF; SVG is dark on dark pages."""
+"""Figures of matplotlib in one style, for a column of a page, as PNG, SVG and PDF; SVG is dark on dark pages.
+
+Of curves that lie on each other, every one can be seen: by dashes, rings, and a place aside.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,14 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from io import BytesIO
-from math import ceil, isclose
+from itertools import count, pairwise
+from math import ceil
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from hybridnn.errors import SettingError
 from hybridnn.utils.text import user_path
@@ -17,6 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 FORMATS = ("png", "svg", "pdf")
 
@@ -60,9 +69,6 @@ TEXT = 7.0
 DASHES: tuple[tuple[float, ...], ...] = ((), (5.0, 4.0), (1.5, 4.0), (4.0, 2.5, 1.5, 2.5))
 """Dashes and gaps, in widths of the line, of a curve, of one that hides it, of one that hides both, and so on."""
 
-SAME = 1e-3
-"""Relative difference of values below which two curves lie on each other."""
-
 Plots = dict[str, tuple[str, "Figure"]]
 """Captions and figures by name; a figure has one panel, as wide as a column of a page."""
 
@@ -70,6 +76,9 @@ CHARACTER = 0.6 * TEXT / 72  # mean width of a character in inches
 LEGEND_LINE = 0.45  # inches of an entry of a legend beside its text
 LEGEND_ROW = 1.5 * TEXT / 72  # inches of a row of a legend
 LEGEND_SHARE = 0.2  # of the height of a figure, which is as much higher as its legend needs more
+MOST_MARKED = 15  # points of a curve that are drawn as dots as well
+NEAR = 2.4  # typographic points: between nearer lines there is less than the width of one
+ASIDE = 4.0  # typographic points between the places of lines that lie on each other: the size of a marker
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -105,25 +114,20 @@ def tidy(axes: Axes, *, grid: bool = True) -> None:
             text.set_fontsize(TEXT)
 
 
-def lies_on(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> bool:
-    """Whether the curve through some points hides that through others."""
-    if not one or len(one) != len(other):
-        return False
-    return all(a == c and isclose(b, d, rel_tol=SAME) for (a, b), (c, d) in zip(one, other, strict=True))
-
-
 def legend_above(figure: Figure, handles: Iterable[Any], labels: Sequence[str] | None = None) -> None:
     """Explain lines and colours above the panels, where they hide nothing; by default by their own labels.
 
-    Where they need many rows, the figure becomes higher, not its panels lower.
+    Long labels are wrapped. Where they need many rows, the figure becomes higher, not its panels lower.
     """
     handles = list(handles)
     labels = [str(handle.get_label()) for handle in handles] if labels is None else labels
     if handles:
-        longest = CHARACTER * max(map(len, labels)) + LEGEND_LINE
-        columns = min(len(labels), max(1, int(figure.get_figwidth() / longest)))
-        height = figure.get_figheight()
-        figure.set_figheight(height + max(0.0, ceil(len(labels) / columns) * LEGEND_ROW - LEGEND_SHARE * height))
+        width, height = figure.get_figwidth(), figure.get_figheight()
+        labels = [fill(label, int((width - LEGEND_LINE) / CHARACTER), break_on_hyphens=False) for label in labels]
+        longest = CHARACTER * max(len(line) for label in labels for line in label.split("\n")) + LEGEND_LINE
+        columns = min(len(labels), max(1, int(width / longest)))
+        rows = ceil(sum(label.count("\n") + 1 for label in labels) / columns)
+        figure.set_figheight(height + max(0.0, rows * LEGEND_ROW - LEGEND_SHARE * height))
         figure.legend(handles, labels, loc="outside upper left", ncols=columns, frameon=False, fontsize=TEXT)
 
 
@@ -142,6 +146,97 @@ def plain_ticks(axis: Axis) -> None:
 def ratio_tick(value: float, position: float = 0.0) -> str:
     """Label of a ratio on a logarithmic axis: ``4``, or ``1/4``."""
     return f"{value:g}" if value >= 1 or value <= 0 else f"1/{1 / value:g}"
+
+
+# -- curves that lie on each other -------------------------------------------------------------------------------------
+
+
+def draw_lines(axes: Axes, curves: Sequence[tuple[str, Sequence[float], Sequence[float]]], label: str) -> None:
+    """Draw curves of a name, xs and ys, over an axis with a label; those that lie on others are dashed, with rings.
+
+    The y axis has its scale before. A curve lies on another if it is near it in half of the places or more.
+    """
+    drawn = []
+    for number, (name, xs, ys) in enumerate(curves):
+        color, marker = COLORS[number % len(COLORS)], "o" if len(xs) <= MOST_MARKED else ""
+        drawn += axes.plot(xs, ys, color=color, linewidth=1.2, marker=marker, markersize=2.5, label=name)
+    axes.set_xlabel(label)
+    tidy(axes)
+    paths = _paths(axes, drawn)
+    places: list[int] = []
+    for number, (line, path) in enumerate(zip(drawn, paths, strict=True)):
+        taken = {place for place, earlier in zip(places, paths, strict=False) if np.mean(_near(earlier, path)) >= 0.5}
+        # The ninth curve has the first colour again.
+        places.append(next(place for place in count(number // len(COLORS)) if place not in taken))
+        if places[-1]:
+            _dash(line, places[-1])
+            line.set_markersize(2.5 + 3 * min(places[-1], 2))  # a ring around the points of the curves below
+            line.set_markerfacecolor("none")
+
+
+def tell_apart(axes: Axes, marks: Sequence[str]) -> None:
+    """Dash the lines with bars that lie on earlier ones, and move them aside, so that their markers stand side by side.
+
+    Parameters
+    ----------
+    axes : Axes
+        With its last scale and limits.
+    marks : sequence of str
+        What stands before the label of a line in the labels of other markers, which move with it.
+    """
+    from matplotlib.container import ErrorbarContainer
+    from matplotlib.transforms import ScaledTranslation
+
+    families = [family for family in axes.containers if isinstance(family, ErrorbarContainer)]
+    paths = _paths(axes, [family.lines[0] for family in families])
+    places: list[int] = []
+    for family, path in zip(families, paths, strict=True):
+        taken = {place for place, earlier in zip(places, paths, strict=False) if _lie_together(earlier, path)}
+        places.append(next(place for place in range(len(paths)) if place not in taken))
+        line, caps, bars = family.lines
+        labels = {f"{mark}{family.get_label()}" for mark in marks}
+        others = [other for other in axes.get_lines() if other.get_label() in labels]
+        if places[-1]:
+            _dash(line, places[-1])
+            for artist in (line, *caps, *bars, *others):
+                artist.set_transform(
+                    axes.transData + ScaledTranslation(_inches_aside(places[-1]), 0, axes.figure.dpi_scale_trans)
+                )
+
+
+def _inches_aside(place: int) -> float:
+    """Where a line stands: 1 at the right of 0, 2 at the left, 3 further at the right, and so on."""
+    return ASIDE / 72 * ((place + 1) // 2) * (1 if place % 2 else -1)
+
+
+def _dash(line: Line2D, place: int) -> None:
+    """Dash a line that lies on others, and draw it above them; after the last dashes come the first again."""
+    line.set_linestyle((0, DASHES[1 + (place - 1) % (len(DASHES) - 1)]))
+    line.set_zorder(line.get_zorder() + place / 100)
+
+
+def _paths(axes: Axes, lines: Sequence[Line2D]) -> list[NDArray[Any]]:
+    """The points of lines in typographic points, with the scale and limits of now."""
+    axes.get_xlim()  # brings the limits up to date, which the transform does not
+    return [axes.transData.transform(line.get_xydata()) * 72 / axes.figure.dpi for line in lines]
+
+
+def _near(one: NDArray[Any], other: NDArray[Any]) -> list[bool]:
+    """Whether two lines are near each other, at every place of a point where both are; False where there is none."""
+    if not len(one) or not len(other):
+        return [False]
+    first, last = max(one[0, 0], other[0, 0]), min(one[-1, 0], other[-1, 0])
+    xs = sorted({x for x in (*one[:, 0], *other[:, 0]) if first <= x <= last})
+    return [bool(abs(np.interp(x, *one.T) - np.interp(x, *other.T)) < NEAR) for x in xs] or [False]
+
+
+def _lie_together(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    """Whether two lines are near each other from one point to the next, or at the only place that they share."""
+    near = _near(one, other)
+    return near == [True] or any(a and b for a, b in pairwise(near))
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
 
 
 def figure_bytes(figure: Figure, file_format: str) -> bytes:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
-from hybridnn.drawing.curves import draw_lines
-from hybridnn.drawing.figures import COLORS, PANEL, Plots, column_figure, legend_above, plain_ticks, tidy
+from hybridnn.drawing.figures import COLORS, PANEL, Plots, column_figure, draw_lines, legend_above, plain_ticks, tidy
 from hybridnn.runs.run_files import Moment
 from hybridnn.study.results import StudyPoint, StudyResults, point_name
 from hybridnn.study.scaling import same_training

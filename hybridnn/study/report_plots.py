@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hybridnn.drawing.curves import tell_apart
 from hybridnn.drawing.figures import (
     CHARACTER,
     COLORS,
@@ -21,6 +20,7 @@ from hybridnn.drawing.figures import (
     legend_above,
     plain_ticks,
     ratio_tick,
+    tell_apart,
     tidy,
 )
 from hybridnn.study.answer import fastest_layouts

@@ -7,8 +7,7 @@ from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from hybridnn.drawing.curves import draw_lines
-from hybridnn.drawing.figures import MUTED, PANEL, Plots, column_figure, legend_above, plain_ticks, tidy
+from hybridnn.drawing.figures import MUTED, PANEL, Plots, column_figure, draw_lines, legend_above, plain_ticks, tidy
 from hybridnn.pipeline.schedules.methods import find_method
 from hybridnn.study.results import StudyPoint, StudyResults, point_name
 from hybridnn_papers.measures import MEASURES, measured

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from matplotlib.image import imread
 
+from hybridnn.drawing import shapes
 from hybridnn.drawing.picture import lay_out, picture_bytes, svg_text
-from hybridnn.drawing.shapes import Line, ShapeGroup
 from hybridnn.drawing.timelines import ScheduleTimeline, schedule
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.schedules.methods import METHODS
@@ -94,11 +94,14 @@ def test_messages_are_drawn_in_every_format() -> None:
     made = schedule("1f1b", stages=2, microbatches=2, message=1.0)
     picture = lay_out(made.drawn(messages=True))
     lines = [
-        item.shapes[0] for item in picture.shapes if isinstance(item, ShapeGroup) and isinstance(item.shapes[0], Line)
+        item.shapes[0]
+        for item in picture.shapes
+        if isinstance(item, shapes.ShapeGroup) and isinstance(item.shapes[0], shapes.Path)
     ]
     assert len(lines) == svg_text(made.drawn(messages=True)).count("<polygon") == 4
     pixels = imread(BytesIO(picture.encoded("png")))
-    for x1, y1, x2, y2, *_ in lines:
+    for line in lines:
+        (x1, y1), (x2, y2) = line.points
         x, y = (round(150 / 96 * (one + other) / 2) for one, other in ((x1, x2), (y1, y2)))
         assert pixels[y - 1 : y + 2, x - 1 : x + 2, :3].min() < 0.3
     assert picture_bytes(made.drawn(messages=True), "pdf").startswith(b"%PDF")
