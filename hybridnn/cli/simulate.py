@@ -79,7 +79,7 @@ def simulate(
 
         # Only now, so that a wrong setting is reported without waiting for the rest to load.
         from hybridnn.cost.simulation import scaling_curve, simulate_layout
-        from hybridnn.drawing.simulation_picture import draw_simulation
+        from hybridnn.drawing.run_pictures import draw_simulation
         from hybridnn.runs.workload import layout_from_settings, workload_from_settings
 
         workload = workload_from_settings(settings)
@@ -87,7 +87,7 @@ def simulate(
         if cluster.doubt and picture in PICTURES:
             print(f"Warning: {cluster.doubt}", file=sys.stderr)
         if curve is not None:
-            from hybridnn.drawing.simulation_picture import draw_scaling
+            from hybridnn.drawing.run_pictures import draw_scaling
 
             scaling = scaling_curve(workload, layout, cluster, curve.value)
             write_result(
@@ -207,7 +207,7 @@ def _parts(activities: Mapping[str, float]) -> dict[str, float]:
 
 def _stage_table(step: SimulatedStep) -> Table:
     from hybridnn.cost.simulation import mean_activities, stage_activities
-    from hybridnn.drawing.simulation_picture import stages_shown
+    from hybridnn.drawing.run_pictures import stages_shown
 
     stages, shown = stage_activities(step), stages_shown(len(step.stages))
     rows = []

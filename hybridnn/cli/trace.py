@@ -69,7 +69,7 @@ def trace(
     out: PictureFile = None,
 ) -> None:
     """Break down where the time of a traced epoch went, and draw what every rank did."""
-    from hybridnn.drawing.trace_picture import draw_epoch
+    from hybridnn.drawing.run_pictures import draw_epoch
     from hybridnn.runs.trace_breakdown import break_down
     from hybridnn.runs.trace_file import read_trace
 

@@ -6,7 +6,7 @@ Of curves that lie on each other, every one can be seen: by dashes, rings, and a
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from io import BytesIO
 from itertools import count, pairwise
@@ -76,6 +76,7 @@ CHARACTER = 0.6 * TEXT / 72  # mean width of a character in inches
 LEGEND_LINE = 0.45  # inches of an entry of a legend beside its text
 LEGEND_ROW = 1.5 * TEXT / 72  # inches of a row of a legend
 LEGEND_SHARE = 0.2  # of the height of a figure, which is as much higher as its legend needs more
+BARS_INCHES = 2.6  # width of the bars of a figure
 MOST_MARKED = 15  # points of a curve that are drawn as dots as well
 NEAR = 2.4  # typographic points: between nearer lines there is less than the width of one
 ASIDE = 4.0  # typographic points between the places of lines that lie on each other: the size of a marker
@@ -146,6 +147,21 @@ def plain_ticks(axis: Axis) -> None:
 def ratio_tick(value: float, position: float = 0.0) -> str:
     """Label of a ratio on a logarithmic axis: ``4``, or ``1/4``."""
     return f"{value:g}" if value >= 1 or value <= 0 else f"1/{1 / value:g}"
+
+
+def draw_parts(axes: Axes, bars: Mapping[str, Mapping[str, float]]) -> None:
+    """Draw bars of the parts of the ranks' time by their labels, which are upright where they need more room."""
+    bottoms = [0.0] * len(bars)
+    for part, color in PART_COLORS.items():
+        heights = [shares[part] for shares in bars.values()]
+        if any(heights):
+            axes.bar(range(len(bars)), heights, 0.7, bottom=bottoms, color=color, label=part)
+        bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
+    longest = max(len(line) for label in bars for line in label.split("\n"))
+    is_level = longest * CHARACTER * len(bars) < BARS_INCHES
+    axes.set_xticks(range(len(bars)), list(bars), rotation=0 if is_level else 90)
+    axes.set_ylabel("share of the ranks' time")
+    axes.yaxis.set_major_formatter("{x:.0%}")
 
 
 # -- curves that lie on each other -------------------------------------------------------------------------------------

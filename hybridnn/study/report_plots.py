@@ -7,16 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hybridnn.drawing.figures import (
-    CHARACTER,
     COLORS,
     MUTED,
     ON_DARK,
     ON_LIGHT,
     PANEL,
-    PART_COLORS,
     TEXT,
     Plots,
     column_figure,
+    draw_parts,
     legend_above,
     plain_ticks,
     ratio_tick,
@@ -52,7 +51,6 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 MOST_MAPS = 6
 MAP = 2.7  # inches, height of a map or of bars, whose labels may be upright
-BARS_INCHES = 2.6  # width of the bars of a breakdown
 DARK = 0.6  # share of the colors of a map, from the lightest, after which text is white
 
 PREDICTED = "_predicted, "
@@ -339,18 +337,8 @@ def breakdowns_of(results: StudyResults) -> dict[str, dict[str, dict[str, float]
 
 def _draw_breakdown(title: str, bars: Mapping[str, Mapping[str, float]]) -> Figure:
     figure, (axes,) = column_figure(MAP)
-    bottoms = [0.0] * len(bars)
-    for part, color in PART_COLORS.items():
-        heights = [shares[part] for shares in bars.values()]
-        if any(heights):
-            axes.bar(range(len(bars)), heights, 0.7, bottom=bottoms, color=color, label=part)
-        bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
-    longest = max(len(line) for label in bars for line in label.split("\n"))
-    is_level = longest * CHARACTER * len(bars) < BARS_INCHES
-    axes.set_xticks(range(len(bars)), list(bars), rotation=0 if is_level else 90)
+    draw_parts(axes, bars)
     axes.set_xlabel("ranks, layout")
-    axes.set_ylabel("share of the ranks' time")
-    axes.yaxis.set_major_formatter("{x:.0%}")
     axes.set_title(title)
     tidy(axes)
     legend_above(figure, *axes.get_legend_handles_labels())
