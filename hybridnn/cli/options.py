@@ -169,6 +169,12 @@ Overrides = Annotated[
     list[str] | None,
     option("Change any setting; may be given many times.", "SECTION.KEY=VALUE", "--set", complete=changes),
 ]
+Key = Annotated[
+    str | None,
+    typer.Argument(
+        help="A section, or a key with or without it (default: all).", metavar="KEY", autocompletion=setting_names
+    ),
+]
 MachineFile = Annotated[
     str | None,
     option(

@@ -11,7 +11,7 @@ from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
-from hybridnn.cli.options import PictureFormat
+from hybridnn.cli.options import Format, PictureFormat
 from hybridnn.cli.ranks import TERMINAL, UNKNOWN_TERMINAL_WIDTH, columns_of_terminal, first_rank_alone, launch_rank
 from hybridnn.errors import SettingError
 
@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from hybridnn.cost.machine import Machine
+    from hybridnn.config.reference import Setting
     from hybridnn.drawing.drawing import Drawing
 
 
 BINARY = (PictureFormat.png, PictureFormat.pdf)  # formats that cannot be printed
 PICTURES = (PictureFormat.svg, *BINARY)
 PLAIN_WIDTH = 100
+NARROW = 80  # columns of a console, below which a table would cut the names of settings
 PADDING = re.compile(r"[ \t]+$", re.MULTILINE)
 MISSING = "-"  # cell of a table without a value
 
@@ -159,25 +160,6 @@ def print_table(console: Console, table: Table) -> None:
     console.width = width
 
 
-def print_machine(console: Console, machine: Machine, ranks: int, fewest: int | None = None) -> None:
-    """Print the quality of a machine file, and warnings where it does not describe what is predicted.
-
-    It may be for fewer than `ranks` ranks, or for more busy ranks of a node than the `fewest` ranks have (by default
-    `ranks`).
-    """
-    if machine.quality is not None:
-        console.print(f"machine file: {machine.quality.summary}", soft_wrap=True)
-    if ranks > machine.ranks:
-        console.print(f"The machine is made for {machine.ranks:,} ranks: more of them take turns.")
-    busy, least = min(fewest or ranks, machine.ranks_per_node), min(entry.busy_ranks for entry in machine.compute)
-    if busy < least:
-        console.print(
-            f"Computing costs are those of {least} busy ranks of a node: {busy} have more memory bandwidth and cache, "
-            "and are faster than predicted.",
-            soft_wrap=True,
-        )
-
-
 def print_drawing(console: Console, drawing: Drawing, *, whole: bool = False) -> None:
     """Print a drawing as text that fills the console's width, with colours if it is a terminal.
 
@@ -235,6 +217,33 @@ def require_new_file(option: str, path: Path, *, replace: bool) -> None:
         raise SettingError(option, str(path), "is there already; --force replaces it")
     if not os.access(path.parent, os.W_OK):
         raise SettingError(option, str(path), f"the folder {path.parent} cannot be written")
+
+
+def print_settings(rows: Sequence[Setting], key: str | None, title: str, output_format: Format) -> None:
+    """Print the rows of a section or key, or all; `SettingError` if there is none.
+
+    Text is a table, or the cells of each row below each other: of a single one, or where the console is narrow.
+    """
+    shown = [
+        row for row in rows if key in (None, row.name, row.name.rpartition(".")[2]) or row.name.startswith(f"{key}.")
+    ]
+    if key is not None and not shown:
+        from hybridnn.utils.settings_models import nearest_key
+
+        names = [row.name for row in rows]
+        near = nearest_key(key.lower(), [*filter(None, {name.rpartition(".")[0]: "" for name in names}), *names])
+        raise SettingError("KEY", key, f"did you mean {near}?" if near else "without a key all are listed")
+    if output_format is Format.json:
+        write_json([vars(row) for row in shown])
+        return
+    titles = (title, "allowed", "default", "description")
+    cells = [tuple(cell.replace("`", "") for cell in vars(row).values()) for row in shown]
+    console = make_console()
+    if len(cells) > 1 and console.width >= NARROW:
+        console.print(new_table(titles, (), cells, wraps=True))
+        return
+    for number, row in enumerate(cells):
+        console.print(*([""] if number else []), new_grid(zip(titles, row, strict=True)), sep="\n")
 
 
 def write_result(

@@ -12,10 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.options import Force, Format, OutputFormat, command_group, count, option, study_names
-from hybridnn.cli.output import make_console, new_table, print_table, require_new_file, write_file, write_json
+from hybridnn.cli.options import Force, Format, Key, OutputFormat, command_group, count, option, study_names
+from hybridnn.cli.output import (
+    make_console,
+    new_table,
+    print_settings,
+    print_table,
+    require_new_file,
+    write_file,
+    write_json,
+)
 from hybridnn.cli.ranks import first_rank_alone, launch_rank
-from hybridnn.cli.settings import Key, chosen, print_rows
 from hybridnn.errors import EnvironmentProblem, SettingError
 from hybridnn.utils.text import counted
 
@@ -96,8 +103,7 @@ def list_keys(key: Key = None, output_format: OutputFormat = Format.text) -> Non
 
     axes = [Setting(f"axes.{axis.name}", axis.label, "", axis.description) for axis in AXES.values()]
     with first_rank_alone():
-        rows = chosen([*keys_of(StudyFile), *axes], key)
-    print_rows(rows, "key", output_format)
+        print_settings([*keys_of(StudyFile), *axes], key, "key", output_format)
 
 
 @app.command("run")

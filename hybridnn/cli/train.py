@@ -1,4 +1,4 @@
-"""`hybridnn train`: train with a settings file and options of the command line."""
+"""`hybridnn train`: train with a settings file and options of the command line; `hybridnn settings` lists the keys."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from hybridnn.cli.options import (
     Config,
     Format,
     InProcess,
+    Key,
     OutputFormat,
     Overrides,
     Ranks,
@@ -25,7 +26,8 @@ from hybridnn.cli.options import (
     option,
     setting_values,
 )
-from hybridnn.cli.ranks import launch_rank, on_ranks, reported_progress, require_one_way, start_ranks
+from hybridnn.cli.output import print_settings
+from hybridnn.cli.ranks import first_rank_alone, launch_rank, on_ranks, reported_progress, require_one_way, start_ranks
 from hybridnn.errors import SettingError, one_line
 
 with paused_collector():
@@ -275,3 +277,11 @@ def _require_fitting_layout(settings: Settings | None, resume: str | None, chang
 
         settings = settings_of_run(Path(resume or ""), changes, ranks)
     require_fitting_layout(settings, ranks)
+
+
+def settings(key: Key = None, output_format: OutputFormat = Format.text) -> None:
+    """List the settings of a training, with what each allows and its default."""
+    from hybridnn.config.reference import settings as all_settings
+
+    with first_rank_alone():
+        print_settings(all_settings(), key, "setting", output_format)

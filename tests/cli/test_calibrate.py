@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hybridnn.cli.calibrate import _fit_table
+from hybridnn.cli.machine import _fit_table
 from hybridnn.cli.output import print_table
 from hybridnn.cost.calibration.communication import TimedCase
 from hybridnn.cost.calibration.computation import ComputeError
