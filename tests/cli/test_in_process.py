@@ -67,14 +67,9 @@ def test_digits_on_two_by_two_print_the_figures_of_the_readme(run_hybridnn: Run)
 
 
 TRACED = ("--set", "output.trace=true")
-OWN_REPLICAS = ("--set", "parallel.shared_replicas=false")
 LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "one rank": (1, ()),
-    "batch, shared replicas": (3, ("--set", "parallel.shared_replicas=true")),
-    "batch, own replicas": (3, (*OWN_REPLICAS, "--set", "data.distribution=scatter")),
     "2 x 2 alternating": (4, ("--batch", "2", "--model", "2", "--set", "parallel.model_split=alternating", *TRACED)),
-    "2 x 2 columns, scatter": (4, ("--model", "2", "--set", "data.distribution=scatter-broadcast")),
-    "1f1b": (4, ("--pipeline", "4", "--method", "1f1b", *TRACED)),
     "all three axes": (8, ("--pipeline", "2", "--batch", "2", "--model", "2", "--method", "zb-h1")),
 }
 
@@ -152,24 +147,6 @@ def test_an_interrupt_before_the_first_step_ends_the_command(
     monkeypatch.setattr("hybridnn.config.settings.DataSettings.load", interrupted)
     assert run_hybridnn("train", *TRAIN, "--out", "run", "--in-process", "3") == (130, "", "Error: interrupted\n")
     assert not Path("run").exists()
-
-
-def test_other_commands_read_the_run(run_hybridnn: Run) -> None:
-    options = ("--in-process", "4", "--model", "2", "-q")
-    parts = ("--set", "data.validation_fraction=0.2")
-    assert run_hybridnn("train", "--hidden", "13", "--epochs", "2", *parts, *options, "--out", "run")[0] == 0
-    for more in ((), ("--best",), ("--part", "train")):
-        alone, parts = (
-            json.loads(run_hybridnn("evaluate", "run", *more, "--format", "json", *ranks)[1])
-            for ranks in ((), ("--in-process", "6", "--model", "2"))
-        )
-        assert parts.pop("loss") == pytest.approx(alone.pop("loss"), rel=1e-5)  # float32
-        assert parts == alone
-    assert run_hybridnn("report", "run")[0] == 0
-    assert run_hybridnn("export", "run", "weights.npz")[0] == 0
-    with np.load("weights.npz") as exported, np.load("run/weights.npz") as weights:
-        for name in weights.files:
-            np.testing.assert_array_equal(exported[name], weights[name])
 
 
 @pytest.mark.parametrize(
