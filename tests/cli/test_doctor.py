@@ -98,16 +98,6 @@ def test_the_exit_code_is_that_of_every_rank(run_mpi: RunMpi, tmp_path: Path) ->
     assert "Traceback" not in result.stderr
 
 
-def test_processes_that_are_each_rank_0_of_1(tmp_path: Path) -> None:
-    """A launcher of another MPI starts them: variables for two ranks, and each is rank 0 of 1."""
-    mpirun = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}
-    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0", "SLURM_MPI_TYPE": "none"}
-    for variables, launcher in ((mpirun, "the mpirun of Open MPI"), (step, "srun")):
-        end = doctor(tmp_path, **variables)
-        assert (end.returncode, end.stdout) == (2, "")
-        assert f"Error: {launcher} started 2 processes, but MPI sees 1 rank: " in end.stderr
-
-
 def test_without_mpi4py(tmp_path: Path) -> None:
     program = "import sys; sys.modules['mpi4py'] = None\nfrom hybridnn.cli.main import main; main()"
     rank = doctor(tmp_path, program=program, OMPI_COMM_WORLD_SIZE="2", OMPI_COMM_WORLD_RANK="0")

@@ -383,15 +383,6 @@ def test_the_check_prints_a_command_and_what_it_does_not_solve(
         assert run_hybridnn(*shlex.split(out.splitlines()[-1])[1:], *SMALL, "-q")[0] == 0
 
 
-def test_the_check_says_what_the_task_is(run_hybridnn: Run, people: pd.DataFrame) -> None:
-    people.to_csv("people.csv", index=False)
-    for target, task in (
-        ("answer", "classification: 2 classes (no, yes)"),
-        ("age", "regression: age has decimal points"),
-    ):
-        assert f"task       {task}\n" in run_hybridnn("data", "check", "people.csv", "--targets", target)[1]
-
-
 def test_two_ranks_and_columns_in_another_order_change_nothing(run_hybridnn: Run, people: pd.DataFrame) -> None:
     train_on_people(run_hybridnn, *TABLE)
     train_on_people(run_hybridnn, *TABLE, "--in-process", "2", out="two")

@@ -109,20 +109,9 @@ def test_wrong_input_is_one_line_and_exit_code_2(case: str, run_hybridnn: Run, m
 
 
 def test_choices_may_have_capitals_and_other_names(run_hybridnn: Run) -> None:
-    options = ("--optimizer", "RMSprop", "--set", "model.activation=Tanh", "--set", "schedule.name=COSINE")
-    options += (
-        "--method",
-        "GPipe",
-        "--set",
-        "device.name=CPU",
-        "--in-process",
-        "2",
-        "--epochs",
-        "1",
-        "--format",
-        "json",
-    )
-    code, text, err = run_hybridnn("train", *options)
+    options = "--set model.activation=Tanh --set schedule.name=COSINE --set device.name=CPU --method GPipe"
+    more = "--optimizer RMSprop --in-process 2 --epochs 1 --format json"
+    code, text, err = run_hybridnn("train", *options.split(), *more.split())
     assert code == 0, err
     header = json.loads(text)["header"]
     assert (header["layout"]["method"], header["device"]) == ("gpipe", "cpu")
@@ -139,7 +128,7 @@ def test_a_training_with_closed_streams_and_a_marked_file_runs(closed: str, tmp_
     assert (tmp_path / "run" / "weights.npz").exists()
 
 
-@pytest.mark.parametrize("arguments", ["data list", "settings", "--version", "train --hidden 8 --epochs 1 --out run"])
+@pytest.mark.parametrize("arguments", ["data list", "train --hidden 8 --epochs 1 --out run"])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_output_that_cannot_be_written_is_one_line(arguments: str, unbuffered: str, tmp_path: Path) -> None:
     command = f"PYTHONUNBUFFERED={unbuffered} {shlex.quote(sys.executable)} -m hybridnn {arguments} > /dev/full"
