@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hybridnn.cli.options import Format, OutputFormat, Ranks, option
+from hybridnn.cli.options import OutputFormat, Ranks, option
 from hybridnn.cli.output import make_console, new_table, number_cell, print_table, require_new_file, write_json
 from hybridnn.cli.ranks import launch_rank, start_ranks
 from hybridnn.errors import SettingError
@@ -36,7 +36,7 @@ def calibrate(
     force: Annotated[
         bool, typer.Option("--force", help="Replace an existing file, and write one where the verdict is doubtful too.")
     ] = False,
-    output_format: OutputFormat = Format.text,
+    output_format: OutputFormat = "text",
     ranks: Ranks = None,
 ) -> None:
     """Measure this machine, for plans and predictions; start it with -n and as many ranks as runs will use."""
@@ -61,7 +61,7 @@ def calibrate(
 
     on_first_rank(lambda: require_new_file("--out", out, replace=force))
     console = make_console()
-    as_json = output_format is Format.json
+    as_json = output_format == "json"
 
     def report(text: str) -> None:
         if not as_json:
@@ -195,7 +195,7 @@ def _compute_table(found: Calibration) -> Table:
 
 def doctor(
     limit: Annotated[float, option("Time for each check.", "SECONDS")] = 15.0,
-    output_format: OutputFormat = Format.text,
+    output_format: OutputFormat = "text",
     ranks: Ranks = None,
 ) -> None:
     """Check this machine, or ranks and nodes of a job: MPI, threads, cores, GPU, folders; exit code 1 on failures."""
@@ -207,7 +207,7 @@ def doctor(
     # Only now, so that a wrong option is reported without waiting for the rest to load.
     from hybridnn.doctor.examine import examine
 
-    print_report = _print_json if output_format is Format.json else _print_text
+    print_report = _print_json if output_format == "json" else _print_text
     raise typer.Exit(examine(limit, print_report, launched=launch_rank() is not None))
 
 

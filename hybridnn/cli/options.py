@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, MutableMapping
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import _completion_classes, _completion_shared
@@ -140,22 +139,8 @@ def command_group(text: str) -> typer.Typer:
     return group
 
 
-class Format(str, Enum):
-    """Formats of a command's result."""
-
-    text = "text"
-    json = "json"
-
-
-class PictureFormat(str, Enum):
-    """Formats of a drawn result."""
-
-    text = "text"
-    json = "json"
-    svg = "svg"
-    png = "png"
-    pdf = "pdf"
-
+Format = Literal["text", "json"]
+PictureFormat = Literal["text", "json", "svg", "png", "pdf"]
 
 OutputFormat = Annotated[Format, typer.Option("--format", help="How to print the result.")]
 OutputPicture = Annotated[

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import StringIO
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast, get_args
 
 from hybridnn.cli.options import Format, PictureFormat
 from hybridnn.cli.ranks import TERMINAL, UNKNOWN_TERMINAL_WIDTH, columns_of_terminal, first_rank_alone, launch_rank
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from hybridnn.drawing.drawing import Drawing
 
 
-BINARY = (PictureFormat.png, PictureFormat.pdf)  # formats that cannot be printed
-PICTURES = (PictureFormat.svg, *BINARY)
+BINARY = ("png", "pdf")  # formats that cannot be printed
+PICTURES = ("svg", *BINARY)
 PLAIN_WIDTH = 100
 NARROW = 80  # columns of a console, below which a table would cut the names of settings
 PADDING = re.compile(r"[ \t]+$", re.MULTILINE)
@@ -179,16 +179,17 @@ def choose_format(wanted: PictureFormat | None, out: Path | None) -> PictureForm
     """
     if out is None:
         if wanted is not None and wanted in BINARY:
-            raise SettingError("--format", wanted.value, "needs a file: give --out FILE")
-        return wanted or PictureFormat.text
-    suffixes = {name: ".txt" if name is PictureFormat.text else f".{name.value}" for name in PictureFormat}
+            raise SettingError("--format", wanted, "needs a file: give --out FILE")
+        return wanted or "text"
+    names: tuple[PictureFormat, ...] = get_args(PictureFormat)
+    suffixes = {name: ".txt" if name == "text" else f".{name}" for name in names}
     found = next((name for name, suffix in suffixes.items() if suffix == out.suffix.lower()), None)
     if wanted is None and found is None and out.suffix:
         raise SettingError("--out", str(out), "the name of the file must end in " + ", ".join(suffixes.values()))
-    if wanted is not None and out.suffix and found is not wanted:
-        raise SettingError("--out", str(out), f"with --format {wanted.value} the file must end in {suffixes[wanted]}")
+    if wanted is not None and out.suffix and found != wanted:
+        raise SettingError("--out", str(out), f"with --format {wanted} the file must end in {suffixes[wanted]}")
     require_place("--out", out)
-    return wanted or found or PictureFormat.text
+    return wanted or found or "text"
 
 
 def require_width(width: float | None, picture: PictureFormat | None) -> None:
@@ -233,7 +234,7 @@ def print_settings(rows: Sequence[Setting], key: str | None, title: str, output_
         names = [row.name for row in rows]
         near = nearest_key(key.lower(), [*filter(None, {name.rpartition(".")[0]: "" for name in names}), *names])
         raise SettingError("KEY", key, f"did you mean {near}?" if near else "without a key all are listed")
-    if output_format is Format.json:
+    if output_format == "json":
         write_json([vars(row) for row in shown])
         return
     titles = (title, "allowed", "default", "description")
@@ -262,11 +263,11 @@ def write_result(
 
     Raises `SettingError` for figures without a file.
     """
-    if picture is PictureFormat.json:
+    if picture == "json":
         write_json(facts(), out)
-    elif picture is PictureFormat.text and out is None:
+    elif picture == "text" and out is None:
         text(make_console())
-    elif picture is PictureFormat.text:
+    elif picture == "text":
         without_colours = StringIO()
         text(make_console(without_colours))
         write_file(without_colours.getvalue(), out)
@@ -277,13 +278,13 @@ def write_result(
 
         drawn = draw()
         if isinstance(drawn, Drawing):
-            content = picture_bytes(drawn, picture.value, width)
+            content = picture_bytes(drawn, picture, width)
             write_file(content if picture in BINARY else content.decode(), out)
             return
         if out is None:
-            raise SettingError("--format", picture.value, "makes several files: give --out FILE")
+            raise SettingError("--format", picture, "makes several files: give --out FILE")
         for number, (name, figure) in enumerate(drawn.items()):
-            write_file(figure_bytes(figure, picture.value), out.with_stem(f"{out.stem}-{name}") if number else out)
+            write_file(figure_bytes(figure, picture), out.with_stem(f"{out.stem}-{name}") if number else out)
 
 
 def write_json(value: object, out: Path | None = None) -> None:

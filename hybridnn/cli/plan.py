@@ -6,14 +6,12 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from hybridnn.cli.options import (
-    Format,
     MachineFile,
     OutputFormat,
     OutputPicture,
@@ -61,13 +59,6 @@ bubble       idle time that the schedule itself costs
 wait         for messages and slower stages"""
 
 
-class ScalingKind(str, Enum):
-    """Kinds of scaling curves."""
-
-    strong = "strong"
-    weak = "weak"
-
-
 def plan(
     config: Annotated[
         Path | None,
@@ -77,7 +68,7 @@ def plan(
     ranks: Annotated[int | None, count("Ranks to use (default: all of the machine's).")] = None,
     machine: MachineFile = None,
     top: Annotated[int, count("Layouts to list.")] = 10,
-    output_format: OutputFormat = Format.text,
+    output_format: OutputFormat = "text",
 ) -> None:
     """List the fastest layouts of a number of ranks, as the machine file predicts them."""
     from hybridnn.config.settings import load_settings
@@ -94,7 +85,7 @@ def plan(
         workload, wanted = workload_from_settings(settings), fixed_constraints(settings)
         result = make_plan(workload, cluster, ranks or cluster.ranks, top, wanted)
         facts = _facts(result)
-        if output_format is Format.json:
+        if output_format == "json":
             write_json(facts)
         else:
             _print_plan(result, facts, settings.parallel)
@@ -247,7 +238,7 @@ def simulate(
     machine: MachineFile = None,
     overrides: Overrides = None,
     curve: Annotated[
-        ScalingKind | None,
+        Literal["strong", "weak"] | None,
         typer.Option(
             help="Simulate 1, 2, 4, ... replicas up to --ranks: strong keeps the minibatch, weak lets it grow "
             "(default: only --ranks). Pictures need --out: speed-up in FILE, efficiency and breakdown beside it."
@@ -276,7 +267,7 @@ def simulate(
         if curve is not None:
             from hybridnn.drawing.run_pictures import draw_scaling
 
-            scaling = scaling_curve(workload, layout, cluster, curve.value)
+            scaling = scaling_curve(workload, layout, cluster, curve)
             write_result(
                 picture,
                 out,

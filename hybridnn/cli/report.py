@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.options import Format, OutputFormat, option
+from hybridnn.cli.options import OutputFormat, option
 from hybridnn.cli.output import MISSING, make_console, new_table, number_cell, print_table, require_place, write_json
 from hybridnn.cli.ranks import first_rank_alone
 from hybridnn.errors import DataError, SettingError
@@ -36,7 +36,7 @@ NAMED = frozenset({"data", "data.train_samples", "model.sizes"})  # conditions t
 
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN...")],
-    output_format: OutputFormat = Format.text,
+    output_format: OutputFormat = "text",
     plot: Annotated[
         Path | None,
         option("Draw the learning curves of several runs into a .svg, .png or .pdf (default: no picture).", "FILE"),
@@ -50,7 +50,7 @@ def report(
     if plot is not None:
         require_place("--plot", plot)
     with first_rank_alone():
-        as_json = output_format is Format.json
+        as_json = output_format == "json"
         if len(folders) == 1:
             _report_run(folders[0], as_json=as_json)
         else:

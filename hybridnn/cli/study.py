@@ -6,13 +6,12 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from hybridnn.cli.options import Force, Format, Key, OutputFormat, command_group, count, option, study_names
+from hybridnn.cli.options import Force, Key, OutputFormat, command_group, count, option, study_names
 from hybridnn.cli.output import (
     make_console,
     new_table,
@@ -33,14 +32,6 @@ if TYPE_CHECKING:
     from hybridnn.study.submit import Submission
 
 
-class Pictures(str, Enum):
-    """Formats of the plots of a report."""
-
-    svg = "svg"
-    png = "png"
-    pdf = "pdf"
-
-
 app = command_group("Run and report a study: many runs along a few axes.")
 
 StudyName = Annotated[
@@ -52,7 +43,7 @@ Reduced = Annotated[bool, typer.Option("--reduced", help="Run the short form tha
 
 
 @app.command("list")
-def list_studies(output_format: OutputFormat = Format.text) -> None:
+def list_studies(output_format: OutputFormat = "text") -> None:
     """List the ready studies, which `run` takes by name."""
     from hybridnn.study.study_file import ready_studies
 
@@ -60,7 +51,7 @@ def list_studies(output_format: OutputFormat = Format.text) -> None:
         studies = [_study_facts(path) for path in ready_studies().values()]
     if not studies:
         raise EnvironmentProblem("no studies are installed; pip install hybridnn-papers adds those of the papers")
-    if output_format is Format.json:
+    if output_format == "json":
         write_json(studies)
         return
     for study in studies:
@@ -95,7 +86,7 @@ def _form_text(form: Mapping[str, Any]) -> str:
 
 
 @app.command("keys")
-def list_keys(key: Key = None, output_format: OutputFormat = Format.text) -> None:
+def list_keys(key: Key = None, output_format: OutputFormat = "text") -> None:
     """List the keys and axes of a study file, with what each allows and its default."""
     from hybridnn.config.reference import Setting, keys_of
     from hybridnn.study.axes import AXES
@@ -225,8 +216,8 @@ def report(
     out: Annotated[
         Path | None, option("Folder of the report; by default FOLDER/report, of several FOLDER/comparison.", "FOLDER")
     ] = None,
-    pictures: Annotated[Pictures, typer.Option("--pictures", help="Format of the plots.")] = Pictures.svg,
-    output_format: OutputFormat = Format.text,
+    pictures: Annotated[Literal["svg", "png", "pdf"], typer.Option(help="Format of the plots.")] = "svg",
+    output_format: OutputFormat = "text",
 ) -> None:
     """Write the report of a study's finished cells: tables and plots; exit code 1 where cells failed."""
     from hybridnn.study.report_files import write_report
@@ -235,8 +226,8 @@ def report(
     with first_rank_alone():
         results = read_results(*folders)
         place = out or folders[0] / ("report" if len(folders) == 1 else "comparison")
-        files = write_report(results, place, pictures.value)
-        if output_format is Format.json:
+        files = write_report(results, place, pictures)
+        if output_format == "json":
             write_json(_report_facts(results, files))
         else:
             _print_report(results, files)

@@ -15,7 +15,6 @@ import typer
 from hybridnn.cli.main import paused_collector
 from hybridnn.cli.options import (
     Config,
-    Format,
     InProcess,
     Key,
     OutputFormat,
@@ -192,7 +191,7 @@ def train(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Resume although settings of the training differ.")] = False,
-    output_format: OutputFormat = Format.text,
+    output_format: OutputFormat = "text",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the final table.")] = False,
     ranks: Ranks = None,
     in_process: InProcess = None,
@@ -225,7 +224,7 @@ def train(
         if request is None:
             return None
         run_settings, start = request
-        with TrainView(as_json=output_format is Format.json, quiet=quiet) as view:
+        with TrainView(as_json=output_format == "json", quiet=quiet) as view:
             return run_training(run_settings, view, start=start, forced=force)
 
     with reported_progress():
@@ -279,7 +278,7 @@ def _require_fitting_layout(settings: Settings | None, resume: str | None, chang
     require_fitting_layout(settings, ranks)
 
 
-def settings(key: Key = None, output_format: OutputFormat = Format.text) -> None:
+def settings(key: Key = None, output_format: OutputFormat = "text") -> None:
     """List the settings of a training, with what each allows and its default."""
     from hybridnn.config.reference import settings as all_settings
 

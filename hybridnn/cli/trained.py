@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -15,7 +14,6 @@ from hybridnn.cli.options import (
     Best,
     Checkpoint,
     Force,
-    Format,
     InProcess,
     ModelRanks,
     OutputFormat,
@@ -39,14 +37,6 @@ if TYPE_CHECKING:
 MOST_CLASSES = 30  # rows of the table by class
 
 
-class SplitName(str, Enum):
-    """Names of the data splits."""
-
-    test = "test"
-    validation = "validation"
-    train = "train"
-
-
 def evaluate(
     run: RunFolder,
     data: Annotated[
@@ -59,13 +49,13 @@ def evaluate(
     ] = None,
     targets: Annotated[str | None, option("Target columns of a table (default: those of the run).", "NAME,...")] = None,
     part: Annotated[
-        SplitName | None,
+        Literal["test", "validation", "train"] | None,
         typer.Option(help="Data split to evaluate on (default: test, or all samples of data without splits)."),
     ] = None,
     checkpoint: Checkpoint = None,
     best: Best = False,
     model: ModelRanks = None,
-    output_format: OutputFormat = Format.text,
+    output_format: OutputFormat = "text",
     ranks: Ranks = None,
     in_process: InProcess = None,
 ) -> None:
@@ -81,9 +71,9 @@ def evaluate(
     def evaluate_rank() -> None:
         grid = _make_grid(model)
         trained = open_run(run, checkpoint, grid.world, best=best)
-        result = evaluate_run(trained, grid, data, columns, None if part is None else part.value)
+        result = evaluate_run(trained, grid, data, columns, part)
         if grid.rank == 0:
-            _print_evaluation(trained, result, as_json=output_format is Format.json)
+            _print_evaluation(trained, result, as_json=output_format == "json")
 
     on_ranks(in_process, evaluate_rank)
 
