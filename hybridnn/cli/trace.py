@@ -187,11 +187,8 @@ def _by_stage(epoch: Epoch, breakdowns: Sequence[Breakdown]) -> list[Breakdown]:
 
 
 def _parts(item: Breakdown) -> dict[str, Any]:
-    return {"seconds": item.parts, "shares": _shares(item)}
-
-
-def _shares(item: Breakdown) -> dict[str, float]:
-    return {name: seconds / item.span if item.span else 0.0 for name, seconds in item.parts.items()}
+    shares = {name: seconds / item.span if item.span else 0.0 for name, seconds in item.parts.items()}
+    return {"seconds": item.parts, "shares": shares}
 
 
 def _table(epoch: Epoch, breakdowns: Sequence[Breakdown]) -> Table:

@@ -28,7 +28,6 @@ from hybridnn.errors import SettingError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hybridnn.parallel.grid import ProcessGrid
     from hybridnn.runs.inference import Evaluation
     from hybridnn.runs.quality import ClassReport
     from hybridnn.runs.trained_run import TrainedRun, WeightsSource
@@ -63,13 +62,14 @@ def evaluate(
     require_one_way(ranks, in_process)
     start_ranks(ranks)
     from hybridnn.data.table_options import column_names
+    from hybridnn.parallel.grid import ProcessGrid
     from hybridnn.runs.inference import evaluate_run
     from hybridnn.runs.trained_run import open_run
 
     columns = column_names(targets)
 
     def evaluate_rank() -> None:
-        grid = _make_grid(model)
+        grid = ProcessGrid(model=model or 1, stall_seconds=0)
         trained = open_run(run, checkpoint, grid.world, best=best)
         result = evaluate_run(trained, grid, data, columns, part)
         if grid.rank == 0:
@@ -109,13 +109,14 @@ def predict(
     start_ranks(ranks)
     from hybridnn.comm.agreement import agree
     from hybridnn.data.table_options import column_names
+    from hybridnn.parallel.grid import ProcessGrid
     from hybridnn.runs.inference import predict_file
     from hybridnn.runs.trained_run import open_run
     from hybridnn.utils.files import write_atomically
     from hybridnn.utils.text import plural
 
     def predict_rank() -> None:
-        grid = _make_grid(model)
+        grid = ProcessGrid(model=model or 1, stall_seconds=0)
 
         def check_file() -> None:
             if grid.rank == 0:
@@ -165,13 +166,6 @@ def export(
         write_atomically(out, npz_bytes(export_arrays(trained, fold_standardization=fold_standardization)))
         _warn_of_damage(trained.source)
         print(f"{out}: the weights of {_weights_text(trained.source)}")
-
-
-def _make_grid(model: int | None) -> ProcessGrid:
-    """Arrange all ranks of the job: `model` ranks along the model axis, by default one; the others are batch ranks."""
-    from hybridnn.parallel.grid import ProcessGrid
-
-    return ProcessGrid(model=model or 1, stall_seconds=0)
 
 
 def _require_result(name: str, path: Path, suffixes: Sequence[str], *, replace: bool) -> None:

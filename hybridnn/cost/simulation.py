@@ -13,7 +13,6 @@ from hybridnn.cost.prediction.times import (
     ScheduleTimes,
     TimeBreakdown,
     compile_layout,
-    mean_over_ranks,
     parts_of_efficiency,
     run,
     seconds_per_added_minibatch,
@@ -21,7 +20,6 @@ from hybridnn.cost.prediction.times import (
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.pipeline.checks.simulated_schedule import schedule_bubble, split_idle
 from hybridnn.pipeline.layout import Layout
-from hybridnn.utils.checks import require_choice
 
 ROUNDING_ERROR = 1e-12  # relative error of sums of times: a remainder below it is no bubble
 
@@ -60,10 +58,6 @@ class SimulatedStep:
                 kinds[instruction.name] += weight * duration
         return dict(kinds)
 
-    def mean(self) -> TimeBreakdown:
-        """Breakdown of a step, the mean over all ranks."""
-        return mean_over_ranks(self.layout, self.stages)
-
 
 def simulate_layout(workload: Workload, layout: Layout, machine: Machine) -> SimulatedStep:
     """Simulate a minibatch of a layout on a machine, or if minibatches overlap, enough to reach the steady state.
@@ -98,9 +92,6 @@ def _stage_breakdowns(costs: StageCosts, times: ScheduleTimes, per_step: float) 
 
 # -- scaling curves --------------------------------------------------------------------------------------------------
 
-CURVES = ("strong", "weak")
-"""Strong scaling: the same minibatch for all numbers of ranks. Weak scaling: it grows with them."""
-
 
 @dataclass(frozen=True)
 class ScalingPoint:
@@ -129,9 +120,9 @@ class ScalingCurve:
 def scaling_curve(workload: Workload, layout: Layout, machine: Machine, kind: str) -> ScalingCurve:
     """Simulate a layout with 1, 2, 4, ... times the replicas of its smallest form, up to its own.
 
-    The minibatch of the workload is that of every point of a strong curve, and of the smallest layout of a weak one.
+    The minibatch of the workload is that of every point of a ``"strong"`` curve, and of the smallest layout of a
+    ``"weak"`` one.
     """
-    require_choice("curve", kind, CURVES)
     serial = simulate_layout(workload, Layout.uniform([(1, 1)], len(workload.model.layers)), machine)
     points = [_point(serial, serial)]
     for replicas, wide in _replicated(layout):

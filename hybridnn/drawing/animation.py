@@ -6,6 +6,7 @@ It is shown by one HTML page that plays it in a browser, and loads nothing. The 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -200,12 +201,14 @@ def write_html(animation: Animation, path: str | Path) -> None:
 def html_page(animation: Animation) -> str:
     """Make the page: one file, which loads nothing."""
     parts = files("hybridnn.drawing") / "page"
+    # Times to nine digits: equal ones remain equal, and the page stays small.
+    data = json.loads(to_json(_facts(animation)), parse_float=lambda text: float(f"{float(text):.9g}"))
     # "<" would end the script, or begin a comment in it.
     content = {
         "title": escape(animation.drawing.title),
         "summary": escape(animation.summary),
         "style": (parts / "page.css").read_text(encoding="utf-8"),
-        "data": to_json(_facts(animation)).replace("<", "\\u003c"),
+        "data": to_json(data).replace("<", "\\u003c"),
         "program": "\n".join((parts / f"{name}.js").read_text(encoding="utf-8") for name in PROGRAM),
     }
     page = (parts / "page.html").read_text(encoding="utf-8")
@@ -215,7 +218,7 @@ def html_page(animation: Animation) -> str:
 def _facts(animation: Animation) -> dict[str, Any]:
     """All that the page shows; lists in place of objects, because there are thousands."""
     drawing, kinds = animation.drawing, list(KINDS)
-    facts = {
+    return {
         "title": drawing.title,
         "unitName": animation.unit_name,
         "numbering": drawing.numbering,
@@ -233,14 +236,3 @@ def _facts(animation: Animation) -> dict[str, Any]:
         "stages": [stage._asdict() for stage in animation.stages],
         "messages": [[*item[:2], int(item.gradients), *item[3:]] for item in animation.messages],
     }
-    rounded: dict[str, Any] = _rounded(facts)
-    return rounded
-
-
-def _rounded(value: Any) -> Any:
-    """Times to nine digits: equal ones remain equal, and the page stays small."""
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(item) for item in value]
-    return float(f"{value:.9g}") if isinstance(value, float) else value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from math import ceil, floor, log10
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -99,13 +99,13 @@ def compared_curves(runs: Sequence[RunCurves]) -> Figure:
             axes.set_yscale("log")
             plain_ticks(axes.yaxis)
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        draw_lines(axes, [(run.label, *_columns(points)) for run, points in zip(runs, curves, strict=True)], "epoch")
+        lines = [
+            (run.label, [epoch for epoch, _ in points], [value for _, value in points])
+            for run, points in zip(runs, curves, strict=True)
+        ]
+        draw_lines(axes, lines, "epoch")
     legend_above(figure, panels[0].get_lines())
     return figure
-
-
-def _columns(points: Sequence[Point]) -> tuple[list[float], list[float]]:
-    return [epoch for epoch, _ in points], [value for _, value in points]
 
 
 def _is_log(curves: Iterable[Sequence[Point]]) -> bool:
@@ -137,21 +137,24 @@ def _points(pairs: Iterable[tuple[int, float | None]]) -> list[Point]:
 
 
 class _Axis(NamedTuple):
-    """A scale: where a value is, from 0 to 1, and the values with labels."""
+    """A vertical scale, linear or of logarithms: its ends, and the values with labels."""
 
-    place: Callable[[float], float]
+    low: float
+    high: float
     ticks: Sequence[tuple[float, str]]
+    is_log: bool
+
+    def place(self, value: float) -> float:
+        """Where a value is, from 0 to 1."""
+        return ((log10(value) if self.is_log else value) - self.low) / (self.high - self.low)
 
 
 def _vertical_axis(panel: Panel) -> _Axis:
     values = [value for series in panel.series for _, value in series.points] or [0.0, 1.0]
-    if panel.is_log:
-        low, high = _widened(log10(min(values)), log10(max(values)))
-        ticks = logarithmic_ticks(low, high)
-        return _Axis(lambda value: (log10(value) - low) / (high - low), [(tick, f"{tick:g}") for tick in ticks])
-    low, high = _widened(min(values), max(values))
-    ticks = round_ticks(low, high, TICKS)
-    return _Axis(lambda value: (value - low) / (high - low), [(tick, f"{tick:.9g}") for tick in ticks])
+    ends = (log10(min(values)), log10(max(values))) if panel.is_log else (min(values), max(values))
+    low, high = _widened(*ends)
+    ticks = logarithmic_ticks(low, high) if panel.is_log else round_ticks(low, high, TICKS)
+    return _Axis(low, high, [(tick, f"{tick:.9g}") for tick in ticks], panel.is_log)
 
 
 def _widened(low: float, high: float) -> tuple[float, float]:

@@ -92,16 +92,9 @@ class Frame:
 
 
 def lay_out(drawing: Drawing, character: float = DEJAVU, centimetres: float | None = None) -> Picture:
-    """Arrange a drawing.
+    """Arrange a drawing whose digits are at most `character` font sizes wide, for a width of the picture or without.
 
-    Parameters
-    ----------
-    drawing : Drawing
-    character : float
-        Upper bound of the width of a digit, in font sizes.
-    centimetres : float, optional
-        Width of the picture, whose text then has 6 points, and labels of boxes at least 5. By default the scale is
-        that of all planned schedules, or wide enough for the labels of the shortest kind of computation.
+    Without one, the scale is that of all planned schedules, or wide enough for the labels of the shortest computations.
     """
     edge = EDGE if centimetres is None else PRINT_EDGE
     size = 1.0 if centimetres is None else PRINT_POINTS / 72 * PER_INCH / FONT

@@ -114,7 +114,8 @@ def draw_simulation(step: SimulatedStep, most_rows: int = MOST_ROWS, most_boxes:
     schedule = step.times.program.schedule
     stages = stages_shown(schedule.stages, most_rows)
     timed = {stage: _timed(step, stage) for stage in stages}
-    end = _end_drawn([item.start for items in timed.values() for item in items], most_boxes)
+    starts = sorted(item.start for items in timed.values() for item in items)
+    end = starts[most_boxes] if len(starts) > most_boxes else inf
     drawn = [tuple(item for item in timed.get(stage, ()) if item.start < end) for stage in range(schedule.stages)]
     makespan = min(end, step.seconds * MILLISECONDS)
     drawing = draw_timeline(Timeline(schedule, tuple(drawn), makespan))
@@ -145,10 +146,6 @@ def _timed(step: SimulatedStep, stage: int) -> list[TimedInstruction]:
             strict=True,
         )
     ]
-
-
-def _end_drawn(starts: Sequence[float], most_boxes: int) -> float:
-    return sorted(starts)[most_boxes] if len(starts) > most_boxes else inf
 
 
 def _added_boxes(step: SimulatedStep, stage: int, items: Sequence[TimedInstruction]) -> Iterator[Box]:

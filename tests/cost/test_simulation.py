@@ -10,6 +10,7 @@ import pytest
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.machine_file import read_machine
 from hybridnn.cost.prediction.predict import predict
+from hybridnn.cost.prediction.times import mean_over_ranks
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.cost.simulation import (
     ScalingCurve,
@@ -20,7 +21,6 @@ from hybridnn.cost.simulation import (
 )
 from hybridnn.drawing.figures import COLUMN
 from hybridnn.drawing.run_pictures import draw_scaling, draw_simulation, stages_shown
-from hybridnn.errors import SettingError
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD
 from hybridnn.pipeline.layout import Layout
@@ -86,19 +86,13 @@ def test_parts_add_up_to_the_step() -> None:
     layout = Layout(((2, 2), (2, 1)), (4, 4), method="1f1b", microbatches=4)
     machine = plain_machine(alpha=1e-4, beta=1e-8)
     step = simulated(layout, machine)
-    for breakdown in (*step.stages, step.mean()):
+    for breakdown in (*step.stages, mean_over_ranks(step.layout, step.stages)):
         assert breakdown.total == pytest.approx(step.seconds_per_step)
         assert min(breakdown.parts.values()) >= 0
-    mean = step.mean()
+    mean = mean_over_ranks(step.layout, step.stages)
     assert mean.computing == pytest.approx((4 * step.stages[0].computing + 2 * step.stages[1].computing) / 6)
     busy = sum(step.instructions.values())
     assert mean.computing < busy < mean.computing + mean.communication
-
-
-def test_refused_simulations() -> None:
-    layout = Layout(((4, 1),) * 2, (4, 4), method="1f1b", microbatches=8)
-    with pytest.raises(SettingError, match="curve = 'wide'"):
-        scaling_curve(WORKLOAD, layout, plain_machine(), "wide")
 
 
 def test_more_ranks_than_the_machine_has_take_turns() -> None:
@@ -117,7 +111,7 @@ def test_batch_ranks_without_samples_wait_for_the_others() -> None:
 def test_rounding_leaves_no_bubble() -> None:
     machine = plain_machine(alpha=1e-5 / 3, beta=1e-9 / 7)
     for ranks in (1, 3, 7, 32):
-        assert simulated(Layout(((ranks, 1),), (8,)), machine).mean().bubble == 0
+        assert simulated(Layout(((ranks, 1),), (8,)), machine).stages[0].bubble == 0
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -136,7 +130,7 @@ def test_a_prediction_and_a_simulation_agree(method: str) -> None:
     step = simulated(layout, machine)
     assert step.seconds_per_step == pytest.approx(predicted.seconds_per_step)
     assert step.seconds_per_epoch == pytest.approx(predicted.seconds_per_epoch)
-    assert step.mean().total == pytest.approx(step.seconds_per_step)
+    assert mean_over_ranks(step.layout, step.stages).total == pytest.approx(step.seconds_per_step)
 
 
 # -- scaling curves ----------------------------------------------------------------------------------------------------
