@@ -205,7 +205,7 @@ def doctor(
     start_ranks(ranks)
 
     # Only now, so that a wrong option is reported without waiting for the rest to load.
-    from hybridnn.doctor.examine import examine
+    from hybridnn.doctor.job_checks import examine
 
     print_report = _print_json if output_format == "json" else _print_text
     raise typer.Exit(examine(limit, print_report, launched=launch_rank() is not None))

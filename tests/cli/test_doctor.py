@@ -23,7 +23,7 @@ ALWAYS = {"python", "packages", "BLAS", "MPI library", "working folder", "cache 
 BROKEN = """
 import os, signal, sys, time
 from hybridnn.cli.main import main
-from hybridnn.doctor import examine
+from hybridnn.doctor import job_checks
 
 def raises(*arguments):
     raise KeyError("an odd thing")
@@ -32,11 +32,11 @@ def stops(*arguments):
     os.kill(os.getpid(), signal.SIGSTOP)
 
 if sys.argv[2] == "hangs":  # as MPI does while other ranks do not start
-    examine.START_SECONDS = float(sys.argv[3])
-    examine.ProcessGrid = lambda: time.sleep(3600)
+    job_checks.START_SECONDS = float(sys.argv[3])
+    job_checks.ProcessGrid = lambda: time.sleep(3600)
 elif os.environ["OMPI_COMM_WORLD_RANK" if "OMPI_COMM_WORLD_RANK" in os.environ else "PMI_RANK"] == sys.argv[1]:
-    examine.check_all_reduce = {"raises": raises, "stops": stops}[sys.argv[2]]
-examine.GPU_SECONDS = 0.0
+    job_checks.check_all_reduce = {"raises": raises, "stops": stops}[sys.argv[2]]
+job_checks.GPU_SECONDS = 0.0
 main(["doctor", "--format", "json", "--limit", sys.argv[3]])
 """
 
