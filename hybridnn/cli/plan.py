@@ -29,7 +29,7 @@ from hybridnn.cli.output import (
     write_result,
 )
 from hybridnn.cli.ranks import first_rank_alone
-from hybridnn.utils.text import counted, format_bytes, format_milliseconds
+from hybridnn.utils.text import counted, format_bytes, format_milliseconds, to_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -84,21 +84,21 @@ def plan(
         cluster = require_machine(machine)
         workload, wanted = workload_from_settings(settings), fixed_constraints(settings)
         result = make_plan(workload, cluster, ranks or cluster.ranks, top, wanted)
-        facts = _facts(result)
+        facts = _plan_facts(result)
         if output_format == "json":
             write_json(facts)
         else:
             _print_plan(result, facts, settings.parallel)
 
 
-def _facts(plan: Plan) -> Facts:
+def _plan_facts(plan: Plan) -> Facts:
     """All figures of a plan, named with their units."""
     from hybridnn.cost.plan import reason_sentence
     from hybridnn.cost.prediction.memory import data_bytes
 
     return {
         "machine": plan.machine.name,
-        "quality": None if plan.machine.quality is None else plan.machine.quality.summary,
+        **_quality_facts(plan.machine),
         "ranks": plan.ranks,
         "layouts": plan.layouts,
         "memory_bytes_per_rank": plan.machine.memory_bytes_per_rank,
@@ -111,7 +111,6 @@ def _facts(plan: Plan) -> Facts:
 def _option_facts(option: Prediction, plan: Plan) -> Facts:
     from hybridnn.config.settings import keys_of_layout
 
-    breakdown = {f"{name}_seconds_per_step": seconds for name, seconds in asdict(option.breakdown).items()}
     return {
         "layout": option.layout.describe(),
         "parallel": keys_of_layout(option.layout),
@@ -120,7 +119,7 @@ def _option_facts(option: Prediction, plan: Plan) -> Facts:
         "best_exact": option == plan.best_exact,
         "seconds_per_step": option.seconds_per_step,
         "seconds_per_epoch": option.seconds_per_epoch,
-        **breakdown,
+        **_parts(asdict(option.breakdown)),
         "bytes_per_step": option.bytes_per_step,
         "memory_bytes": option.memory_bytes,
     }
@@ -188,7 +187,6 @@ def _two_lines(option: Prediction, facts: Facts) -> str:
 def _set_options(option: Prediction, parallel: ParallelSettings) -> str:
     """Options of `hybridnn train` that choose a layout."""
     from hybridnn.config.settings import keys_of_layout
-    from hybridnn.utils.text import to_json
 
     keys = keys_of_layout(option.layout)
     present = json.loads(to_json(parallel.model_dump()))
@@ -257,7 +255,7 @@ def simulate(
 
         # Only now, so that a wrong setting is reported without waiting for the rest to load.
         from hybridnn.cost.simulation import scaling_curve, simulate_layout
-        from hybridnn.drawing.run_pictures import draw_simulation
+        from hybridnn.drawing.run_pictures import draw_scaling, draw_simulation
         from hybridnn.runs.workload import layout_from_settings, workload_from_settings
 
         workload = workload_from_settings(settings)
@@ -265,8 +263,6 @@ def simulate(
         if cluster.doubt and picture in PICTURES:
             print(f"Warning: {cluster.doubt}", file=sys.stderr)
         if curve is not None:
-            from hybridnn.drawing.run_pictures import draw_scaling
-
             scaling = scaling_curve(workload, layout, cluster, curve)
             write_result(
                 picture,
@@ -308,10 +304,8 @@ def _print_step(console: Console, step: SimulatedStep, machine: Machine, drawing
     console.print(EXPLANATION)
 
 
-def _step_facts(step: SimulatedStep, machine: Machine, drawing: Drawing) -> dict[str, Any]:
+def _step_facts(step: SimulatedStep, machine: Machine, drawing: Drawing) -> Facts:
     """The figures of a simulation and its drawing, with stages, minibatches and microbatches from 0."""
-    from hybridnn.cost.simulation import mean_activities, stage_activities
-
     layout = step.layout
     return {
         "machine": machine.name,
@@ -325,10 +319,10 @@ def _step_facts(step: SimulatedStep, machine: Machine, drawing: Drawing) -> dict
         "seconds": step.seconds,
         "seconds_per_step": step.seconds_per_step,
         "seconds_per_epoch": step.seconds_per_epoch,
-        "mean_of_ranks": _parts(mean_activities(step)),
+        "mean_of_ranks": _parts(step.mean_activities()),
         "stages": [
             {"stage": stage, "batch": batch, "model": model, **_parts(parts)}
-            for stage, ((batch, model), parts) in enumerate(zip(layout.stages, stage_activities(step), strict=True))
+            for stage, ((batch, model), parts) in enumerate(zip(layout.stages, step.stage_activities(), strict=True))
         ],
         "instruction_seconds_per_step": step.instructions,
         "drawing": {
@@ -373,7 +367,7 @@ def _print_idle(console: Console, layout: Layout, batch_sizes: Mapping[int, int]
         console.print(f"more batch ranks than samples of a microbatch, so that some have none: {', '.join(idle)} ranks")
 
 
-def _quality_facts(machine: Machine) -> dict[str, Any]:
+def _quality_facts(machine: Machine) -> Facts:
     return {"quality": None if machine.quality is None else machine.quality.summary}
 
 
@@ -382,20 +376,18 @@ def _parts(activities: Mapping[str, float]) -> dict[str, float]:
 
 
 def _stage_table(step: SimulatedStep) -> Table:
-    from hybridnn.cost.simulation import mean_activities, stage_activities
     from hybridnn.drawing.run_pictures import stages_shown
 
-    stages, shown = stage_activities(step), stages_shown(len(step.stages))
+    stages, shown = step.stage_activities(), stages_shown(len(step.stages))
     rows = []
     for stage in shown:
         if stage and stage - 1 not in shown:
             rows.append(["...", *[""] * 5])
         rows.append([str(stage), *_cells(stages[stage], step.seconds_per_step)])
-    mean = mean_activities(step)
+    mean = step.mean_activities()
     footers = ("mean", *_cells(mean, step.seconds_per_step))
     return new_table((), ("ms per step\nstage", *mean), rows, footers=footers)
 
 
 def _cells(activities: Mapping[str, float], total: float) -> list[str]:
-    seconds = activities.values()
-    return [f"{format_milliseconds(part)} {part / total if total else 0.0:6.1%}" for part in seconds]
+    return [f"{format_milliseconds(part)} {part / total if total else 0.0:6.1%}" for part in activities.values()]
