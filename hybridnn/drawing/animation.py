@@ -9,40 +9,33 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from itertools import pairwise
 from math import inf
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hybridnn.drawing.drawing import (
     KINDS,
-    Box,
     Drawing,
     Numbering,
     draw_timeline,
     numbering_of,
     readable_duration,
     version_text,
-    versions_legend,
 )
-from hybridnn.errors import SettingError
 from hybridnn.pipeline.schedules.instructions import Barrier, Forward, Recompute, Update
 from hybridnn.pipeline.schedules.memory_plan import activation_lifetimes, input_lifetimes, plan_memory
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.pipeline.schedules.weight_policies import WeightRead
-from hybridnn.utils.text import to_json, user_path
+from hybridnn.utils.text import to_json
 
 if TYPE_CHECKING:
     from hybridnn.pipeline.checks.simulated_schedule import Timeline
 
 PROGRAM = ("state", "sentences", "colours", "stages", "chart", "figures", "player")  # files, in this order
-
-Span = tuple[float, float]
-"""Start and end, in the drawing's unit of time."""
 
 
 class Stored(NamedTuple):
@@ -71,7 +64,7 @@ class Stage(NamedTuple):
     weights: tuple[Stored, ...]
     inputs: tuple[Stored, ...]  # where activations are computed again from them
     activations: tuple[Stored, ...]
-    barriers: tuple[Span, ...]  # in which it waits at a barrier
+    barriers: tuple[tuple[float, float], ...]  # start and end, in which it waits at a barrier
 
 
 @dataclass(frozen=True)
@@ -87,40 +80,27 @@ class Animation:
 
 def animate_timeline(timeline: Timeline) -> Animation:
     """Animate a simulated schedule."""
-    drawing, schedule = draw_timeline(timeline), timeline.schedule
-    numbering = numbering_of(schedule)
-    story = _Story(timeline, drawing.makespan, numbering)
-    rows = tuple(replace(row, boxes=story.boxes(stage, row.boxes)) for stage, row in enumerate(drawing.rows))
-    method = METHODS.get(schedule.method)
+    numbering, method = numbering_of(timeline.schedule), METHODS.get(timeline.schedule.method)
+    story = _Story(timeline, numbering)
     return Animation(
-        replace(drawing, rows=rows, versions=versions_legend(rows)),
+        draw_timeline(timeline, versions=True),
         "" if method is None else method.summary,
         "microbatch" if numbering.microbatch else "minibatch",
-        tuple(map(story.stage, range(schedule.stages))),
+        tuple(map(story.stage, range(timeline.schedule.stages))),
         story.messages(),
     )
 
 
 @dataclass(frozen=True)
 class _Story:
-    """What a drawing shows of a schedule until its `makespan`."""
+    """What stages hold and send on a simulated clock."""
 
     timeline: Timeline
-    makespan: float
     numbering: Numbering
 
     @property
     def schedule(self) -> Schedule:
         return self.timeline.schedule
-
-    def boxes(self, stage: int, boxes: tuple[Box, ...]) -> tuple[Box, ...]:
-        """The boxes of a stage, with the weights that they read."""
-        versions = {
-            (item.name, self.numbering.label(item)): version_text(read)
-            for _, item, _, read in self.schedule.versions(stage)
-            if read is not None
-        }
-        return tuple(replace(box, version=versions.get((box.kind, box.label), "")) for box in boxes)
 
     def stage(self, stage: int) -> Stage:
         """What a stage holds within the time of the drawing."""
@@ -173,29 +153,11 @@ class _Story:
 
     def _seen(self, items: Iterable[Stored]) -> tuple[Stored, ...]:
         """What is stored within the time of the drawing, from its beginning on."""
-        return tuple(
-            item._replace(start=max(item.start, 0.0)) for item in items if item.end > 0 and item.start <= self.makespan
-        )
+        shown = (item for item in items if item.end > 0 and item.start <= self.timeline.makespan)
+        return tuple(item._replace(start=max(item.start, 0.0)) for item in shown)
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
-
-
-def write_html(animation: Animation, path: str | Path) -> None:
-    """Write the page of an animation.
-
-    Raises
-    ------
-    SettingError
-        If it cannot be written, or its name does not end with .html.
-    """
-    path = user_path(path)
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise SettingError("page", str(path), "the page is HTML: a name that ends with .html")
-    try:
-        path.write_text(html_page(animation), encoding="utf-8")
-    except OSError as error:
-        raise SettingError("page", str(path), f"cannot be written: {error.strerror}") from error
 
 
 def html_page(animation: Animation) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hybridnn.drawing import DrawnObject
-from hybridnn.drawing.animation import Animation, animate_timeline, write_html
+from hybridnn.drawing.animation import Animation, animate_timeline, html_page
 from hybridnn.drawing.drawing import Arrow, Drawing, draw_timeline
 from hybridnn.errors import DataError, SettingError
 from hybridnn.pipeline.checks.lint import lint
@@ -109,7 +109,13 @@ class ScheduleTimeline(DrawnObject):
         SettingError
             If it cannot be written, or its name does not end with .html.
         """
-        write_html(self.animation, path)
+        path = user_path(path)
+        if path.suffix.lower() not in (".html", ".htm"):
+            raise SettingError("page", str(path), "the page is HTML: a name that ends with .html")
+        try:
+            path.write_text(html_page(self.animation), encoding="utf-8")
+        except OSError as error:
+            raise SettingError("page", str(path), f"cannot be written: {error.strerror}") from error
 
     def __repr__(self) -> str:
         made = self.timeline.schedule
