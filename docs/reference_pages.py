@@ -9,11 +9,10 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
-from enum import Enum
 from importlib import import_module
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from typer.models import ArgumentInfo
 
@@ -134,10 +133,10 @@ def _command(name: str, callback: Callable[..., None]) -> Iterator[str]:
 
 
 def _values(kind: Any) -> Iterator[str]:
-    """What an option without a name for its value accepts: the values of an enumeration, nothing for a flag."""
-    for choice in get_args(kind) or (kind,):
-        if inspect.isclass(choice) and issubclass(choice, Enum):
-            yield ", ".join(member.value for member in choice)
+    """What an option without a name for its value accepts: the choices, nothing for a flag."""
+    for choice in (kind,) if get_origin(kind) is Literal else get_args(kind) or (kind,):
+        if get_origin(choice) is Literal:
+            yield ", ".join(get_args(choice))
         elif choice in (int, float, str, Path):
             yield {int: "N", float: "X", str: "TEXT", Path: "PATH"}[choice]
 

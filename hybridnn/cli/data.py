@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hybridnn.cli.options import (
-    Format,
     OutputFormat,
     Overrides,
     command_group,
@@ -45,13 +44,13 @@ Name = Annotated[
 
 
 @app.command("list")
-def list_data(output_format: OutputFormat = Format.text) -> None:
+def list_data(output_format: OutputFormat = "text") -> None:
     """List the data sets."""
     from hybridnn.data import catalogue
 
     with first_rank_alone():
         infos = list(catalogue().values())
-    if output_format is Format.json:
+    if output_format == "json":
         write_json([_facts(info) for info in infos])
         return
     table = new_table(("name", "task"), ("features", "outputs", "train", "test"), wraps=True)
@@ -63,14 +62,14 @@ def list_data(output_format: OutputFormat = Format.text) -> None:
 
 
 @app.command("info")
-def describe_data(name: Name, output_format: OutputFormat = Format.text) -> None:
+def describe_data(name: Name, output_format: OutputFormat = "text") -> None:
     """Describe a data set: shape, licence, citation, source."""
     from hybridnn.data import dataset_info
 
     with first_rank_alone():
         info = dataset_info(name)
     facts = _facts(info)
-    if output_format is Format.json:
+    if output_format == "json":
         write_json(facts)
         return
     rows = [
@@ -107,7 +106,7 @@ def check_data(
         str, option("Input columns of text (data.categories).", "NAME", complete=setting_values("data.categories"))
     ] = "",
     set_: Overrides = None,
-    output_format: OutputFormat = Format.text,
+    output_format: OutputFormat = "text",
 ) -> None:
     """Show what every column of a table holds and becomes, its problems, and a command to train with."""
     from hybridnn.config.settings import load_settings
@@ -120,7 +119,7 @@ def check_data(
             overrides += [f"data.{key}={text if text.startswith('[') else to_json(text)}"] if text else []
         settings = load_settings(None, overrides)
         found = _check(settings)
-    if output_format is Format.json:
+    if output_format == "json":
         columns = [line._asdict() for line in found.columns]
         write_json({**found._asdict(), "columns": columns, "settings": settings_of(found.problems)})
         return

@@ -56,7 +56,7 @@ COMMANDS = {
         "plan:plan", "List the fastest layouts of a number of ranks, as the machine file predicts them."
     ),
     "simulate": CommandEntry(
-        "simulate:simulate",
+        "plan:simulate",
         "Simulate training steps of a layout on a machine: the timeline, where the time goes, and how it scales.",
     ),
     "trace": CommandEntry(
@@ -78,18 +78,18 @@ COMMANDS = {
         "Write classes and their probabilities, or numbers in the units of the targets, for samples without targets.",
     ),
     "calibrate": CommandEntry(
-        "calibrate:calibrate",
+        "machine:calibrate",
         "Measure this machine, for plans and predictions; start it with -n and as many ranks as runs will use.",
     ),
     "doctor": CommandEntry(
-        "doctor:doctor",
+        "machine:doctor",
         "Check this machine, or ranks and nodes of a job: MPI, threads, cores, GPU, folders; exit code 1 on failures.",
     ),
     "course": CommandEntry("", "Assignments for a class: work on them, hand them out, grade them.", "hybridnn-course"),
     "data": CommandEntry("data:app", "List, describe and download data sets."),
     "formulas": CommandEntry("", "Evaluate the formulas of the papers, section by section.", "hybridnn-papers"),
     "settings": CommandEntry(
-        "settings:settings", "List the settings of a training, with what each allows and its default."
+        "train:settings", "List the settings of a training, with what each allows and its default."
     ),
     "study": CommandEntry("study:app", "Run and report a study: many runs along a few axes."),
 }

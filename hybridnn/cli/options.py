@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, MutableMapping
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from typer import _completion_classes, _completion_shared
@@ -140,22 +139,8 @@ def command_group(text: str) -> typer.Typer:
     return group
 
 
-class Format(str, Enum):
-    """Formats of a command's result."""
-
-    text = "text"
-    json = "json"
-
-
-class PictureFormat(str, Enum):
-    """Formats of a drawn result."""
-
-    text = "text"
-    json = "json"
-    svg = "svg"
-    png = "png"
-    pdf = "pdf"
-
+Format = Literal["text", "json"]
+PictureFormat = Literal["text", "json", "svg", "png", "pdf"]
 
 OutputFormat = Annotated[Format, typer.Option("--format", help="How to print the result.")]
 OutputPicture = Annotated[
@@ -168,6 +153,12 @@ Config = Annotated[Path | None, typer.Argument(help="A settings file.", metavar=
 Overrides = Annotated[
     list[str] | None,
     option("Change any setting; may be given many times.", "SECTION.KEY=VALUE", "--set", complete=changes),
+]
+Key = Annotated[
+    str | None,
+    typer.Argument(
+        help="A section, or a key with or without it (default: all).", metavar="KEY", autocompletion=setting_names
+    ),
 ]
 MachineFile = Annotated[
     str | None,

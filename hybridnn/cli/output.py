@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from io import StringIO
 from math import isnan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, cast
+from typing import TYPE_CHECKING, Any, TextIO, cast, get_args
 
-from hybridnn.cli.options import PictureFormat
+from hybridnn.cli.options import Format, PictureFormat
 from hybridnn.cli.ranks import TERMINAL, UNKNOWN_TERMINAL_WIDTH, columns_of_terminal, first_rank_alone, launch_rank
 from hybridnn.errors import SettingError
 
@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from hybridnn.cost.machine import Machine
+    from hybridnn.config.reference import Setting
     from hybridnn.drawing.drawing import Drawing
 
 
-BINARY = (PictureFormat.png, PictureFormat.pdf)  # formats that cannot be printed
-PICTURES = (PictureFormat.svg, *BINARY)
+BINARY = ("png", "pdf")  # formats that cannot be printed
+PICTURES = ("svg", *BINARY)
 PLAIN_WIDTH = 100
+NARROW = 80  # columns of a console, below which a table would cut the names of settings
 PADDING = re.compile(r"[ \t]+$", re.MULTILINE)
 MISSING = "-"  # cell of a table without a value
 
@@ -159,25 +160,6 @@ def print_table(console: Console, table: Table) -> None:
     console.width = width
 
 
-def print_machine(console: Console, machine: Machine, ranks: int, fewest: int | None = None) -> None:
-    """Print the quality of a machine file, and warnings where it does not describe what is predicted.
-
-    It may be for fewer than `ranks` ranks, or for more busy ranks of a node than the `fewest` ranks have (by default
-    `ranks`).
-    """
-    if machine.quality is not None:
-        console.print(f"machine file: {machine.quality.summary}", soft_wrap=True)
-    if ranks > machine.ranks:
-        console.print(f"The machine is made for {machine.ranks:,} ranks: more of them take turns.")
-    busy, least = min(fewest or ranks, machine.ranks_per_node), min(entry.busy_ranks for entry in machine.compute)
-    if busy < least:
-        console.print(
-            f"Computing costs are those of {least} busy ranks of a node: {busy} have more memory bandwidth and cache, "
-            "and are faster than predicted.",
-            soft_wrap=True,
-        )
-
-
 def print_drawing(console: Console, drawing: Drawing, *, whole: bool = False) -> None:
     """Print a drawing as text that fills the console's width, with colours if it is a terminal.
 
@@ -197,16 +179,17 @@ def choose_format(wanted: PictureFormat | None, out: Path | None) -> PictureForm
     """
     if out is None:
         if wanted is not None and wanted in BINARY:
-            raise SettingError("--format", wanted.value, "needs a file: give --out FILE")
-        return wanted or PictureFormat.text
-    suffixes = {name: ".txt" if name is PictureFormat.text else f".{name.value}" for name in PictureFormat}
+            raise SettingError("--format", wanted, "needs a file: give --out FILE")
+        return wanted or "text"
+    names: tuple[PictureFormat, ...] = get_args(PictureFormat)
+    suffixes = {name: ".txt" if name == "text" else f".{name}" for name in names}
     found = next((name for name, suffix in suffixes.items() if suffix == out.suffix.lower()), None)
     if wanted is None and found is None and out.suffix:
         raise SettingError("--out", str(out), "the name of the file must end in " + ", ".join(suffixes.values()))
-    if wanted is not None and out.suffix and found is not wanted:
-        raise SettingError("--out", str(out), f"with --format {wanted.value} the file must end in {suffixes[wanted]}")
+    if wanted is not None and out.suffix and found != wanted:
+        raise SettingError("--out", str(out), f"with --format {wanted} the file must end in {suffixes[wanted]}")
     require_place("--out", out)
-    return wanted or found or PictureFormat.text
+    return wanted or found or "text"
 
 
 def require_width(width: float | None, picture: PictureFormat | None) -> None:
@@ -237,6 +220,33 @@ def require_new_file(option: str, path: Path, *, replace: bool) -> None:
         raise SettingError(option, str(path), f"the folder {path.parent} cannot be written")
 
 
+def print_settings(rows: Sequence[Setting], key: str | None, title: str, output_format: Format) -> None:
+    """Print the rows of a section or key, or all; `SettingError` if there is none.
+
+    Text is a table, or the cells of each row below each other: of a single one, or where the console is narrow.
+    """
+    shown = [
+        row for row in rows if key in (None, row.name, row.name.rpartition(".")[2]) or row.name.startswith(f"{key}.")
+    ]
+    if key is not None and not shown:
+        from hybridnn.utils.settings_models import nearest_key
+
+        names = [row.name for row in rows]
+        near = nearest_key(key.lower(), [*filter(None, {name.rpartition(".")[0]: "" for name in names}), *names])
+        raise SettingError("KEY", key, f"did you mean {near}?" if near else "without a key all are listed")
+    if output_format == "json":
+        write_json([vars(row) for row in shown])
+        return
+    titles = (title, "allowed", "default", "description")
+    cells = [tuple(cell.replace("`", "") for cell in vars(row).values()) for row in shown]
+    console = make_console()
+    if len(cells) > 1 and console.width >= NARROW:
+        console.print(new_table(titles, (), cells, wraps=True))
+        return
+    for number, row in enumerate(cells):
+        console.print(*([""] if number else []), new_grid(zip(titles, row, strict=True)), sep="\n")
+
+
 def write_result(
     picture: PictureFormat,
     out: Path | None,
@@ -253,11 +263,11 @@ def write_result(
 
     Raises `SettingError` for figures without a file.
     """
-    if picture is PictureFormat.json:
+    if picture == "json":
         write_json(facts(), out)
-    elif picture is PictureFormat.text and out is None:
+    elif picture == "text" and out is None:
         text(make_console())
-    elif picture is PictureFormat.text:
+    elif picture == "text":
         without_colours = StringIO()
         text(make_console(without_colours))
         write_file(without_colours.getvalue(), out)
@@ -268,13 +278,13 @@ def write_result(
 
         drawn = draw()
         if isinstance(drawn, Drawing):
-            content = picture_bytes(drawn, picture.value, width)
+            content = picture_bytes(drawn, picture, width)
             write_file(content if picture in BINARY else content.decode(), out)
             return
         if out is None:
-            raise SettingError("--format", picture.value, "makes several files: give --out FILE")
+            raise SettingError("--format", picture, "makes several files: give --out FILE")
         for number, (name, figure) in enumerate(drawn.items()):
-            write_file(figure_bytes(figure, picture.value), out.with_stem(f"{out.stem}-{name}") if number else out)
+            write_file(figure_bytes(figure, picture), out.with_stem(f"{out.stem}-{name}") if number else out)
 
 
 def write_json(value: object, out: Path | None = None) -> None:

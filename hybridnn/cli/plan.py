@@ -1,27 +1,61 @@
-"""`hybridnn plan`: predicted costs of the layouts of a number of ranks, the best ones, and the reasons."""
+"""`hybridnn plan` and `hybridnn simulate`: layouts by their predicted costs, and simulated steps of one layout."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from hybridnn.cli.options import Format, MachineFile, OutputFormat, Overrides, count
-from hybridnn.cli.output import make_console, new_table, print_machine, write_json
+from hybridnn.cli.options import (
+    MachineFile,
+    OutputFormat,
+    OutputPicture,
+    Overrides,
+    PictureFile,
+    count,
+)
+from hybridnn.cli.output import (
+    PICTURES,
+    choose_format,
+    make_console,
+    new_table,
+    print_drawing,
+    write_json,
+    write_result,
+)
 from hybridnn.cli.ranks import first_rank_alone
+from hybridnn.utils.text import counted, format_bytes, format_milliseconds, to_json
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from hybridnn.config.settings import ParallelSettings
+    from hybridnn.cost.machine import Machine
     from hybridnn.cost.plan import Plan
-    from hybridnn.cost.prediction.predict import Prediction
+    from hybridnn.cost.prediction.predict import Prediction, ScalingCurve, SimulatedStep
+    from hybridnn.drawing.drawing import Drawing
+    from hybridnn.pipeline.layout import Layout
 
 Facts = dict[str, Any]
+
+SUPERLINEAR = 1.005  # efficiency that is printed as more than 100 %
+
+ABOVE_IDEAL = (
+    "above 100%: what one rank reads and writes in a step does not fit its cache; with more ranks each reads and "
+    "writes less, and more of it fits"
+)
+
+EXPLANATION = """\
+overhead     loading, copying and Python
+communicate  collectives that are waited for, and what of messages cannot be hidden
+bubble       idle time that the schedule itself costs
+wait         for messages and slower stages"""
 
 
 def plan(
@@ -33,7 +67,7 @@ def plan(
     ranks: Annotated[int | None, count("Ranks to use (default: all of the machine's).")] = None,
     machine: MachineFile = None,
     top: Annotated[int, count("Layouts to list.")] = 10,
-    output_format: OutputFormat = Format.text,
+    output_format: OutputFormat = "text",
 ) -> None:
     """List the fastest layouts of a number of ranks, as the machine file predicts them."""
     from hybridnn.config.settings import load_settings
@@ -49,21 +83,21 @@ def plan(
         cluster = require_machine(machine)
         workload, wanted = workload_from_settings(settings), fixed_constraints(settings)
         result = make_plan(workload, cluster, ranks or cluster.ranks, top, wanted)
-        facts = _facts(result)
-        if output_format is Format.json:
+        facts = _plan_facts(result)
+        if output_format == "json":
             write_json(facts)
         else:
             _print_plan(result, facts, settings.parallel)
 
 
-def _facts(plan: Plan) -> Facts:
+def _plan_facts(plan: Plan) -> Facts:
     """All figures of a plan, named with their units."""
     from hybridnn.cost.plan import reason_sentence
     from hybridnn.cost.prediction.memory import data_bytes
 
     return {
         "machine": plan.machine.name,
-        "quality": None if plan.machine.quality is None else plan.machine.quality.summary,
+        **_quality_facts(plan.machine),
         "ranks": plan.ranks,
         "layouts": plan.layouts,
         "memory_bytes_per_rank": plan.machine.memory_bytes_per_rank,
@@ -76,7 +110,6 @@ def _facts(plan: Plan) -> Facts:
 def _option_facts(option: Prediction, plan: Plan) -> Facts:
     from hybridnn.config.settings import keys_of_layout
 
-    breakdown = {f"{name}_seconds_per_step": seconds for name, seconds in asdict(option.breakdown).items()}
     return {
         "layout": option.layout.describe(),
         "parallel": keys_of_layout(option.layout),
@@ -85,7 +118,7 @@ def _option_facts(option: Prediction, plan: Plan) -> Facts:
         "best_exact": option == plan.best_exact,
         "seconds_per_step": option.seconds_per_step,
         "seconds_per_epoch": option.seconds_per_epoch,
-        **breakdown,
+        **_parts(asdict(option.breakdown)),
         "bytes_per_step": option.bytes_per_step,
         "memory_bytes": option.memory_bytes,
     }
@@ -93,8 +126,6 @@ def _option_facts(option: Prediction, plan: Plan) -> Facts:
 
 def _print_plan(plan: Plan, facts: Facts, parallel: ParallelSettings) -> None:
     """Print a plan as text; `parallel` are the user's settings: only other values have to be set to use a layout."""
-    from hybridnn.utils.text import format_bytes
-
     console = make_console()
     machine, workload = plan.machine, plan.workload
     console.print(
@@ -118,8 +149,6 @@ def _print_plan(plan: Plan, facts: Facts, parallel: ParallelSettings) -> None:
 
 def _table(plan: Plan, facts: Sequence[Facts]) -> Table:
     """Two lines for each layout; times of a step in one unit, so that they can be compared."""
-    from hybridnn.utils.text import format_bytes
-
     unit, factor = ("ms", 1e3) if plan.best.seconds_per_step >= 1e-4 else ("µs", 1e6)
     titles = (f"step\n{unit}", "epoch\ns", "compu-\nting", "comm.", "hidden", "bubble", "over-\nhead", "sent", "memory")
     table = new_table(("pipeline x batch x model\nmethod / microbatches",), titles, show_edge=False, padding=0)
@@ -157,7 +186,6 @@ def _two_lines(option: Prediction, facts: Facts) -> str:
 def _set_options(option: Prediction, parallel: ParallelSettings) -> str:
     """Options of `hybridnn train` that choose a layout."""
     from hybridnn.config.settings import keys_of_layout
-    from hybridnn.utils.text import to_json
 
     keys = keys_of_layout(option.layout)
     present = json.loads(to_json(parallel.model_dump()))
@@ -177,3 +205,188 @@ def _digits(value: float) -> str:
         if value < limit:
             return f"{value:.{decimals}f}"
     return f"{value:.0f}"
+
+
+def print_machine(console: Console, machine: Machine, ranks: int, fewest: int | None = None) -> None:
+    """Print the quality of a machine file, and warnings where it does not describe what is predicted.
+
+    It may be for fewer than `ranks` ranks, or for more busy ranks of a node than the `fewest` ranks have (by default
+    `ranks`).
+    """
+    if machine.quality is not None:
+        console.print(f"machine file: {machine.quality.summary}", soft_wrap=True)
+    if ranks > machine.ranks:
+        console.print(f"The machine is made for {machine.ranks:,} ranks: more of them take turns.")
+    busy, least = min(fewest or ranks, machine.ranks_per_node), min(entry.busy_ranks for entry in machine.compute)
+    if busy < least:
+        console.print(
+            f"Computing costs are those of {least} busy ranks of a node: {busy} have more memory bandwidth and cache, "
+            "and are faster than predicted.",
+            soft_wrap=True,
+        )
+
+
+# -- simulate ----------------------------------------------------------------------------------------------------------
+
+
+def simulate(
+    config: Annotated[Path, typer.Argument(help="A settings file of `hybridnn train`.", metavar="CONFIG.toml")],
+    ranks: Annotated[int, count("Ranks of the job; without parallel.batch they fill it.")],
+    machine: MachineFile = None,
+    overrides: Overrides = None,
+    curve: Annotated[
+        Literal["strong", "weak"] | None,
+        typer.Option(
+            help="Simulate 1, 2, 4, ... replicas up to --ranks: strong keeps the minibatch, weak lets it grow "
+            "(default: only --ranks). Pictures need --out: speed-up in FILE, efficiency and breakdown beside it."
+        ),
+    ] = None,
+    output_format: OutputPicture = None,
+    out: PictureFile = None,
+) -> None:
+    """Simulate training steps of a layout on a machine: the timeline, where the time goes, and how it scales."""
+    picture = choose_format(output_format, out)
+    with first_rank_alone():
+        from hybridnn.config.settings import load_settings
+        from hybridnn.cost.machine_file import require_machine
+
+        settings, cluster = load_settings(config, overrides or ()), require_machine(machine)
+
+        # Only now, so that a wrong setting is reported without waiting for the rest to load.
+        from hybridnn.cost.prediction.predict import scaling_curve, simulate_layout
+        from hybridnn.drawing.run_pictures import draw_scaling, draw_simulation
+        from hybridnn.runs.workload import layout_from_settings, workload_from_settings
+
+        workload = workload_from_settings(settings)
+        layout = layout_from_settings(settings, ranks, workload.model, cluster)
+        if cluster.doubt and picture in PICTURES:
+            print(f"Warning: {cluster.doubt}", file=sys.stderr)
+        if curve is not None:
+            scaling = scaling_curve(workload, layout, cluster, curve)
+            write_result(
+                picture,
+                out,
+                lambda console: _print_curve(console, scaling, layout, cluster),
+                lambda: {**_quality_facts(cluster), **asdict(scaling)},
+                lambda: draw_scaling(scaling),
+            )
+            return
+        step = simulate_layout(workload, layout, cluster)
+        drawing = draw_simulation(step)
+        if cluster.doubt:
+            drawing = replace(drawing, title=f"{drawing.title}, by a doubtful machine file")
+        write_result(
+            picture,
+            out,
+            lambda console: _print_step(console, step, cluster, drawing),
+            lambda: _step_facts(step, cluster, drawing),
+            lambda: drawing,
+        )
+
+
+def _layout_text(layout: Layout, machine: Machine) -> str:
+    """A layout and its machine as one line."""
+    return f"{counted(layout.ranks, 'rank')} of {machine.name}: {layout.describe()}"
+
+
+def _print_step(console: Console, step: SimulatedStep, machine: Machine, drawing: Drawing) -> None:
+    """Print the drawing, the time of a step, and its parts on every stage."""
+    print_drawing(console, drawing)
+    console.print()
+    console.print(_layout_text(step.layout, machine))
+    print_machine(console, machine, step.layout.ranks)
+    _print_idle(console, step.layout, {step.layout.ranks: step.workload.batch_size})
+    per_step = step.seconds_per_step
+    rate = f"{step.workload.batch_size / per_step:,.0f} samples/s" if per_step else ""
+    console.print(f"{format_milliseconds(per_step)} ms per step, {step.seconds_per_epoch:.4g} s per epoch, {rate}")
+    console.print(_stage_table(step))
+    console.print(EXPLANATION)
+
+
+def _step_facts(step: SimulatedStep, machine: Machine, drawing: Drawing) -> Facts:
+    """The figures of a simulation and its drawing, with stages, minibatches and microbatches from 0."""
+    layout = step.layout
+    return {
+        "machine": machine.name,
+        **_quality_facts(machine),
+        "ranks": layout.ranks,
+        "method": layout.method,
+        "batch_size": step.workload.batch_size,
+        "minibatches": step.minibatches,
+        "microbatches": layout.microbatches,
+        "chunks": layout.chunks,
+        "seconds": step.seconds,
+        "seconds_per_step": step.seconds_per_step,
+        "seconds_per_epoch": step.seconds_per_epoch,
+        "mean_of_ranks": _parts(step.mean_activities()),
+        "stages": [
+            {"stage": stage, "batch": batch, "model": model, **_parts(parts)}
+            for stage, ((batch, model), parts) in enumerate(zip(layout.stages, step.stage_activities(), strict=True))
+        ],
+        "instruction_seconds_per_step": step.instructions,
+        "drawing": {
+            "title": drawing.title,
+            "unit": drawing.unit,
+            "rows": [{"label": row.label, "boxes": [vars(box) for box in row.boxes]} for row in drawing.rows],
+        },
+    }
+
+
+def _print_curve(console: Console, curve: ScalingCurve, layout: Layout, machine: Machine) -> None:
+    minibatch = "the same minibatch" if curve.kind == "strong" else "a minibatch that grows with the replicas"
+    console.print(f"{curve.kind} scaling, {minibatch}, up to {_layout_text(layout, machine)}")
+    print_machine(console, machine, layout.ranks, curve.points[0].ranks)
+    rows = [
+        (
+            str(point.ranks),
+            str(point.batch_size),
+            format_milliseconds(point.seconds_per_step),
+            f"{point.batch_size / point.seconds_per_step:,.0f}",
+            f"{point.speed_up:.4g}",
+            f"{point.efficiency:.1%}",
+            *(f"{share:.1%}" for name, share in point.shares.items() if name != "compute"),
+        )
+        for point in curve.points
+    ]
+    titles = ("ranks", "mini-\nbatch", "ms per\nstep", "samples\nper s", "speed-\nup", "effi-\nciency")
+    lost = ("smaller\nproducts", "over-\nhead", "comm.", "bubble", "wait")
+    console.print(new_table((), (*titles, *lost), rows))
+    _print_idle(console, layout, {point.ranks: point.batch_size for point in curve.points[1:]})
+    if any(point.efficiency > SUPERLINEAR for point in curve.points):
+        console.print(ABOVE_IDEAL, soft_wrap=True)
+
+
+def _print_idle(console: Console, layout: Layout, batch_sizes: Mapping[int, int]) -> None:
+    """Print the numbers of ranks with which some batch ranks have no samples of a microbatch."""
+    widest = max(batch for batch, _ in layout.stages)
+    idle = [
+        str(ranks) for ranks, size in batch_sizes.items() if size < layout.microbatches * widest * ranks // layout.ranks
+    ]
+    if idle:
+        console.print(f"more batch ranks than samples of a microbatch, so that some have none: {', '.join(idle)} ranks")
+
+
+def _quality_facts(machine: Machine) -> Facts:
+    return {"quality": None if machine.quality is None else machine.quality.summary}
+
+
+def _parts(activities: Mapping[str, float]) -> dict[str, float]:
+    return {f"{name}_seconds_per_step": seconds for name, seconds in activities.items()}
+
+
+def _stage_table(step: SimulatedStep) -> Table:
+    from hybridnn.drawing.run_pictures import stages_shown
+
+    stages, shown = step.stage_activities(), stages_shown(len(step.stages))
+    rows = []
+    for stage in shown:
+        if stage and stage - 1 not in shown:
+            rows.append(["...", *[""] * 5])
+        rows.append([str(stage), *_cells(stages[stage], step.seconds_per_step)])
+    mean = step.mean_activities()
+    footers = ("mean", *_cells(mean, step.seconds_per_step))
+    return new_table((), ("ms per step\nstage", *mean), rows, footers=footers)
+
+
+def _cells(activities: Mapping[str, float], total: float) -> list[str]:
+    return [f"{format_milliseconds(part)} {part / total if total else 0.0:6.1%}" for part in activities.values()]

@@ -199,16 +199,10 @@ def start_ranks(ranks: int | None, *, stops_on_signals: bool = False) -> None:
     cannot be removed from the command line.
     """
     if ranks is not None:
-        _require_possible(ranks)
         # The interpreter's own arguments select this program: -m hybridnn, or the path of the script.
         interpreter = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
         program = [*interpreter, *_without_option(sys.argv[1:], ranks)]
         replace_by_ranks(ranks, program, stops_on_signals=stops_on_signals)
-
-
-def _require_possible(ranks: int) -> None:
-    if ranks > MAX_RANKS:
-        raise SettingError("-n", ranks, f"must be at most {MAX_RANKS:,}")
 
 
 def replace_by_ranks(ranks: int, program: Sequence[str], *, stops_on_signals: bool = False) -> NoReturn:
@@ -228,8 +222,8 @@ def replace_by_ranks(ranks: int, program: Sequence[str], *, stops_on_signals: bo
     """
     if launch_rank() is not None:
         raise EnvironmentProblem(f"-n {ranks} starts the ranks itself: call it without mpirun or srun")
-
-    _require_possible(ranks)
+    if ranks > MAX_RANKS:
+        raise SettingError("-n", ranks, f"must be at most {MAX_RANKS:,}")
     from hybridnn.comm.launcher import RankLauncher
 
     try:

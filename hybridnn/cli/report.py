@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import chain
 from math import isnan
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.options import Format, OutputFormat, option
+from hybridnn.cli.options import OutputFormat, option
 from hybridnn.cli.output import MISSING, make_console, new_table, number_cell, print_table, require_place, write_json
 from hybridnn.cli.ranks import first_rank_alone
 from hybridnn.errors import DataError, SettingError
@@ -35,7 +36,7 @@ NAMED = frozenset({"data", "data.train_samples", "model.sizes"})  # conditions t
 
 def report(
     folders: Annotated[list[Path], typer.Argument(help="Run folders.", metavar="RUN...")],
-    output_format: OutputFormat = Format.text,
+    output_format: OutputFormat = "text",
     plot: Annotated[
         Path | None,
         option("Draw the learning curves of several runs into a .svg, .png or .pdf (default: no picture).", "FILE"),
@@ -49,7 +50,7 @@ def report(
     if plot is not None:
         require_place("--plot", plot)
     with first_rank_alone():
-        as_json = output_format is Format.json
+        as_json = output_format == "json"
         if len(folders) == 1:
             _report_run(folders[0], as_json=as_json)
         else:
@@ -150,7 +151,7 @@ def _draw(runs: Sequence[RunRecord], settings: Sequence[Mapping[str, Any]], path
 
     A setting that only some runs have, as those of an optimizer, counts where these differ.
     """
-    from hybridnn.drawing.figures import write_picture
+    from hybridnn.drawing.figures import figure_bytes, write_picture
     from hybridnn.drawing.learning_curve import RunCurves, compared_curves
     from hybridnn.runs.quantities import differing
 
@@ -162,7 +163,7 @@ def _draw(runs: Sequence[RunRecord], settings: Sequence[Mapping[str, Any]], path
         RunCurves(_label(run, {name: own[name] for name in names if name in own}), run.epochs, _evaluated(run))
         for run, own in zip(runs, settings, strict=True)
     ]
-    write_picture(path, compared_curves(curves).encoded, "--plot")
+    write_picture(path, partial(figure_bytes, compared_curves(curves)), "--plot")
 
 
 def _label(run: RunRecord, settings: Mapping[str, Any]) -> str:

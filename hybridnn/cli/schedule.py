@@ -188,11 +188,9 @@ def _instruction_facts(item: TimedInstruction) -> dict[str, Any]:
 
 def _staleness_facts(row: StalenessRow) -> dict[str, Any]:
     return {
-        "stage": row.stage,
-        "minibatch": row.minibatch,
+        **vars(row),
         "forward": row.forward._asdict(),
         "backward": row.backward._asdict(),
-        "applied_at": row.applied_at,
         "staleness": row.staleness,
         "consistent": row.consistent,
     }

@@ -5,16 +5,22 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from hybridnn.cli.options import Force, Format, OutputFormat, command_group, count, option, study_names
-from hybridnn.cli.output import make_console, new_table, print_table, require_new_file, write_file, write_json
+from hybridnn.cli.options import Force, Key, OutputFormat, command_group, count, option, study_names
+from hybridnn.cli.output import (
+    make_console,
+    new_table,
+    print_settings,
+    print_table,
+    require_new_file,
+    write_file,
+    write_json,
+)
 from hybridnn.cli.ranks import first_rank_alone, launch_rank
-from hybridnn.cli.settings import Key, chosen, print_rows
 from hybridnn.errors import EnvironmentProblem, SettingError
 from hybridnn.utils.text import counted
 
@@ -23,14 +29,6 @@ if TYPE_CHECKING:
     from hybridnn.study.results import StudyResults
     from hybridnn.study.runner import StudyRun
     from hybridnn.study.submit import Submission
-
-
-class Pictures(str, Enum):
-    """Formats of the plots of a report."""
-
-    svg = "svg"
-    png = "png"
-    pdf = "pdf"
 
 
 app = command_group("Run and report a study: many runs along a few axes.")
@@ -44,7 +42,7 @@ Reduced = Annotated[bool, typer.Option("--reduced", help="Run the short form tha
 
 
 @app.command("list")
-def list_studies(output_format: OutputFormat = Format.text) -> None:
+def list_studies(output_format: OutputFormat = "text") -> None:
     """List the ready studies, which `run` takes by name."""
     from hybridnn.study.study_file import ready_studies
 
@@ -52,7 +50,7 @@ def list_studies(output_format: OutputFormat = Format.text) -> None:
         studies = [_study_facts(path) for path in ready_studies().values()]
     if not studies:
         raise EnvironmentProblem("no studies are installed; pip install hybridnn-papers adds those of the papers")
-    if output_format is Format.json:
+    if output_format == "json":
         write_json(studies)
         return
     for study in studies:
@@ -87,7 +85,7 @@ def _form_text(form: Mapping[str, Any]) -> str:
 
 
 @app.command("keys")
-def list_keys(key: Key = None, output_format: OutputFormat = Format.text) -> None:
+def list_keys(key: Key = None, output_format: OutputFormat = "text") -> None:
     """List the keys and axes of a study file, with what each allows and its default."""
     from hybridnn.config.reference import Setting, keys_of
     from hybridnn.study.axes import AXES
@@ -95,8 +93,7 @@ def list_keys(key: Key = None, output_format: OutputFormat = Format.text) -> Non
 
     axes = [Setting(f"axes.{axis.name}", axis.label, "", axis.description) for axis in AXES.values()]
     with first_rank_alone():
-        rows = chosen([*keys_of(StudyFile), *axes], key)
-    print_rows(rows, "key", output_format)
+        print_settings([*keys_of(StudyFile), *axes], key, "key", output_format)
 
 
 @app.command("run")
@@ -218,8 +215,8 @@ def report(
     out: Annotated[
         Path | None, option("Folder of the report; by default FOLDER/report, of several FOLDER/comparison.", "FOLDER")
     ] = None,
-    pictures: Annotated[Pictures, typer.Option("--pictures", help="Format of the plots.")] = Pictures.svg,
-    output_format: OutputFormat = Format.text,
+    pictures: Annotated[Literal["svg", "png", "pdf"], typer.Option(help="Format of the plots.")] = "svg",
+    output_format: OutputFormat = "text",
 ) -> None:
     """Write the report of a study's finished cells: tables and plots; exit code 1 where cells failed."""
     from hybridnn.study.report import report_facts, write_report
@@ -228,8 +225,8 @@ def report(
     with first_rank_alone():
         results = read_results(*folders)
         place = out or folders[0] / ("report" if len(folders) == 1 else "comparison")
-        files = write_report(results, place, pictures.value)
-        if output_format is Format.json:
+        files = write_report(results, place, pictures)
+        if output_format == "json":
             write_json(report_facts(results) | {"files": [str(path) for path in files]})
         else:
             _print_report(results, files)

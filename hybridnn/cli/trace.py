@@ -69,7 +69,7 @@ def trace(
     out: PictureFile = None,
 ) -> None:
     """Break down where the time of a traced epoch went, and draw what every rank did."""
-    from hybridnn.drawing.trace_picture import draw_epoch
+    from hybridnn.drawing.run_pictures import draw_epoch
     from hybridnn.runs.trace_breakdown import break_down
     from hybridnn.runs.trace_file import read_trace
 
@@ -187,11 +187,8 @@ def _by_stage(epoch: Epoch, breakdowns: Sequence[Breakdown]) -> list[Breakdown]:
 
 
 def _parts(item: Breakdown) -> dict[str, Any]:
-    return {"seconds": item.parts, "shares": _shares(item)}
-
-
-def _shares(item: Breakdown) -> dict[str, float]:
-    return {name: seconds / item.span if item.span else 0.0 for name, seconds in item.parts.items()}
+    shares = {name: seconds / item.span if item.span else 0.0 for name, seconds in item.parts.items()}
+    return {"seconds": item.parts, "shares": shares}
 
 
 def _table(epoch: Epoch, breakdowns: Sequence[Breakdown]) -> Table:

@@ -1,4 +1,4 @@
-"""`hybridnn train`: train with a settings file and options of the command line."""
+"""`hybridnn train`: train with a settings file and options of the command line; `hybridnn settings` lists the keys."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import typer
 from hybridnn.cli.main import paused_collector
 from hybridnn.cli.options import (
     Config,
-    Format,
     InProcess,
+    Key,
     OutputFormat,
     Overrides,
     Ranks,
@@ -25,7 +25,8 @@ from hybridnn.cli.options import (
     option,
     setting_values,
 )
-from hybridnn.cli.ranks import launch_rank, on_ranks, reported_progress, require_one_way, start_ranks
+from hybridnn.cli.output import print_settings
+from hybridnn.cli.ranks import first_rank_alone, launch_rank, on_ranks, reported_progress, require_one_way, start_ranks
 from hybridnn.errors import SettingError, one_line
 
 with paused_collector():
@@ -190,7 +191,7 @@ def train(
         ),
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Resume although settings of the training differ.")] = False,
-    output_format: OutputFormat = Format.text,
+    output_format: OutputFormat = "text",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only the final table.")] = False,
     ranks: Ranks = None,
     in_process: InProcess = None,
@@ -223,7 +224,7 @@ def train(
         if request is None:
             return None
         run_settings, start = request
-        with TrainView(as_json=output_format is Format.json, quiet=quiet) as view:
+        with TrainView(as_json=output_format == "json", quiet=quiet) as view:
             return run_training(run_settings, view, start=start, forced=force)
 
     with reported_progress():
@@ -275,3 +276,11 @@ def _require_fitting_layout(settings: Settings | None, resume: str | None, chang
 
         settings = settings_of_run(Path(resume or ""), changes, ranks)
     require_fitting_layout(settings, ranks)
+
+
+def settings(key: Key = None, output_format: OutputFormat = "text") -> None:
+    """List the settings of a training, with what each allows and its default."""
+    from hybridnn.config.reference import settings as all_settings
+
+    with first_rank_alone():
+        print_settings(all_settings(), key, "setting", output_format)

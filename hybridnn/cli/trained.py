@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -15,7 +14,6 @@ from hybridnn.cli.options import (
     Best,
     Checkpoint,
     Force,
-    Format,
     InProcess,
     ModelRanks,
     OutputFormat,
@@ -30,20 +28,11 @@ from hybridnn.errors import SettingError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from hybridnn.parallel.grid import ProcessGrid
     from hybridnn.runs.inference import ClassReport, Evaluation
     from hybridnn.runs.trained_run import TrainedRun, WeightsSource
 
 
 MOST_CLASSES = 30  # rows of the table by class
-
-
-class SplitName(str, Enum):
-    """Names of the data splits."""
-
-    test = "test"
-    validation = "validation"
-    train = "train"
 
 
 def evaluate(
@@ -58,13 +47,13 @@ def evaluate(
     ] = None,
     targets: Annotated[str | None, option("Target columns of a table (default: those of the run).", "NAME,...")] = None,
     part: Annotated[
-        SplitName | None,
+        Literal["test", "validation", "train"] | None,
         typer.Option(help="Data split to evaluate on (default: test, or all samples of data without splits)."),
     ] = None,
     checkpoint: Checkpoint = None,
     best: Best = False,
     model: ModelRanks = None,
-    output_format: OutputFormat = Format.text,
+    output_format: OutputFormat = "text",
     ranks: Ranks = None,
     in_process: InProcess = None,
 ) -> None:
@@ -72,17 +61,18 @@ def evaluate(
     require_one_way(ranks, in_process)
     start_ranks(ranks)
     from hybridnn.data.table_options import column_names
+    from hybridnn.parallel.grid import ProcessGrid
     from hybridnn.runs.inference import evaluate_run
     from hybridnn.runs.trained_run import open_run
 
     columns = column_names(targets)
 
     def evaluate_rank() -> None:
-        grid = _make_grid(model)
+        grid = ProcessGrid(model=model or 1, stall_seconds=0)
         trained = open_run(run, checkpoint, grid.world, best=best)
-        result = evaluate_run(trained, grid, data, columns, None if part is None else part.value)
+        result = evaluate_run(trained, grid, data, columns, part)
         if grid.rank == 0:
-            _print_evaluation(trained, result, as_json=output_format is Format.json)
+            _print_evaluation(trained, result, as_json=output_format == "json")
 
     on_ranks(in_process, evaluate_rank)
 
@@ -118,13 +108,14 @@ def predict(
     start_ranks(ranks)
     from hybridnn.comm.agreement import agree
     from hybridnn.data.table_options import column_names
+    from hybridnn.parallel.grid import ProcessGrid
     from hybridnn.runs.inference import predict_file
     from hybridnn.runs.trained_run import open_run
     from hybridnn.utils.files import write_atomically
     from hybridnn.utils.text import plural
 
     def predict_rank() -> None:
-        grid = _make_grid(model)
+        grid = ProcessGrid(model=model or 1, stall_seconds=0)
 
         def check_file() -> None:
             if grid.rank == 0:
@@ -173,13 +164,6 @@ def export(
         write_atomically(out, npz_bytes(export_arrays(trained, fold_standardization=fold_standardization)))
         _warn_of_damage(trained.source)
         print(f"{out}: the weights of {_weights_text(trained.source)}")
-
-
-def _make_grid(model: int | None) -> ProcessGrid:
-    """Arrange all ranks of the job: `model` ranks along the model axis, by default one; the others are batch ranks."""
-    from hybridnn.parallel.grid import ProcessGrid
-
-    return ProcessGrid(model=model or 1, stall_seconds=0)
 
 
 def _require_result(name: str, path: Path, suffixes: Sequence[str], *, replace: bool) -> None:

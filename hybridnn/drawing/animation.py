@@ -6,42 +6,36 @@ It is shown by one HTML page that plays it in a browser, and loads nothing. The 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from itertools import pairwise
 from math import inf
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hybridnn.drawing.drawing import (
     KINDS,
-    Box,
     Drawing,
     Numbering,
     draw_timeline,
     numbering_of,
     readable_duration,
     version_text,
-    versions_legend,
 )
-from hybridnn.errors import SettingError
 from hybridnn.pipeline.schedules.instructions import Barrier, Forward, Recompute, Update
 from hybridnn.pipeline.schedules.memory_plan import activation_lifetimes, input_lifetimes, plan_memory
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.pipeline.schedules.weight_policies import WeightRead
-from hybridnn.utils.text import to_json, user_path
+from hybridnn.utils.text import to_json
 
 if TYPE_CHECKING:
     from hybridnn.pipeline.checks.simulated_schedule import Timeline
 
 PROGRAM = ("state", "sentences", "colours", "stages", "chart", "figures", "player")  # files, in this order
-
-Span = tuple[float, float]
-"""Start and end, in the drawing's unit of time."""
 
 
 class Stored(NamedTuple):
@@ -70,7 +64,7 @@ class Stage(NamedTuple):
     weights: tuple[Stored, ...]
     inputs: tuple[Stored, ...]  # where activations are computed again from them
     activations: tuple[Stored, ...]
-    barriers: tuple[Span, ...]  # in which it waits at a barrier
+    barriers: tuple[tuple[float, float], ...]  # start and end, in which it waits at a barrier
 
 
 @dataclass(frozen=True)
@@ -86,40 +80,27 @@ class Animation:
 
 def animate_timeline(timeline: Timeline) -> Animation:
     """Animate a simulated schedule."""
-    drawing, schedule = draw_timeline(timeline), timeline.schedule
-    numbering = numbering_of(schedule)
-    story = _Story(timeline, drawing.makespan, numbering)
-    rows = tuple(replace(row, boxes=story.boxes(stage, row.boxes)) for stage, row in enumerate(drawing.rows))
-    method = METHODS.get(schedule.method)
+    numbering, method = numbering_of(timeline.schedule), METHODS.get(timeline.schedule.method)
+    story = _Story(timeline, numbering)
     return Animation(
-        replace(drawing, rows=rows, versions=versions_legend(rows)),
+        draw_timeline(timeline, versions=True),
         "" if method is None else method.summary,
         "microbatch" if numbering.microbatch else "minibatch",
-        tuple(map(story.stage, range(schedule.stages))),
+        tuple(map(story.stage, range(timeline.schedule.stages))),
         story.messages(),
     )
 
 
 @dataclass(frozen=True)
 class _Story:
-    """What a drawing shows of a schedule until its `makespan`."""
+    """What stages hold and send on a simulated clock."""
 
     timeline: Timeline
-    makespan: float
     numbering: Numbering
 
     @property
     def schedule(self) -> Schedule:
         return self.timeline.schedule
-
-    def boxes(self, stage: int, boxes: tuple[Box, ...]) -> tuple[Box, ...]:
-        """The boxes of a stage, with the weights that they read."""
-        versions = {
-            (item.name, self.numbering.label(item)): version_text(read)
-            for _, item, _, read in self.schedule.versions(stage)
-            if read is not None
-        }
-        return tuple(replace(box, version=versions.get((box.kind, box.label), "")) for box in boxes)
 
     def stage(self, stage: int) -> Stage:
         """What a stage holds within the time of the drawing."""
@@ -172,40 +153,24 @@ class _Story:
 
     def _seen(self, items: Iterable[Stored]) -> tuple[Stored, ...]:
         """What is stored within the time of the drawing, from its beginning on."""
-        return tuple(
-            item._replace(start=max(item.start, 0.0)) for item in items if item.end > 0 and item.start <= self.makespan
-        )
+        shown = (item for item in items if item.end > 0 and item.start <= self.timeline.makespan)
+        return tuple(item._replace(start=max(item.start, 0.0)) for item in shown)
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
 
 
-def write_html(animation: Animation, path: str | Path) -> None:
-    """Write the page of an animation.
-
-    Raises
-    ------
-    SettingError
-        If it cannot be written, or its name does not end with .html.
-    """
-    path = user_path(path)
-    if path.suffix.lower() not in (".html", ".htm"):
-        raise SettingError("page", str(path), "the page is HTML: a name that ends with .html")
-    try:
-        path.write_text(html_page(animation), encoding="utf-8")
-    except OSError as error:
-        raise SettingError("page", str(path), f"cannot be written: {error.strerror}") from error
-
-
 def html_page(animation: Animation) -> str:
     """Make the page: one file, which loads nothing."""
     parts = files("hybridnn.drawing") / "page"
+    # Times to nine digits: equal ones remain equal, and the page stays small.
+    data = json.loads(to_json(_facts(animation)), parse_float=lambda text: float(f"{float(text):.9g}"))
     # "<" would end the script, or begin a comment in it.
     content = {
         "title": escape(animation.drawing.title),
         "summary": escape(animation.summary),
         "style": (parts / "page.css").read_text(encoding="utf-8"),
-        "data": to_json(_facts(animation)).replace("<", "\\u003c"),
+        "data": to_json(data).replace("<", "\\u003c"),
         "program": "\n".join((parts / f"{name}.js").read_text(encoding="utf-8") for name in PROGRAM),
     }
     page = (parts / "page.html").read_text(encoding="utf-8")
@@ -215,7 +180,7 @@ def html_page(animation: Animation) -> str:
 def _facts(animation: Animation) -> dict[str, Any]:
     """All that the page shows; lists in place of objects, because there are thousands."""
     drawing, kinds = animation.drawing, list(KINDS)
-    facts = {
+    return {
         "title": drawing.title,
         "unitName": animation.unit_name,
         "numbering": drawing.numbering,
@@ -233,14 +198,3 @@ def _facts(animation: Animation) -> dict[str, Any]:
         "stages": [stage._asdict() for stage in animation.stages],
         "messages": [[*item[:2], int(item.gradients), *item[3:]] for item in animation.messages],
     }
-    rounded: dict[str, Any] = _rounded(facts)
-    return rounded
-
-
-def _rounded(value: Any) -> Any:
-    """Times to nine digits: equal ones remain equal, and the page stays small."""
-    if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(item) for item in value]
-    return float(f"{value:.9g}") if isinstance(value, float) else value

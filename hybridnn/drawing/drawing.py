@@ -236,14 +236,18 @@ def readable_duration(drawing: Drawing) -> float:
 
 
 def axis_ticks(end: float, most: int) -> tuple[tuple[float, str], ...]:
-    """At most `most` round times from 0 to `end`, and their labels; 1, 2 or 5 times a power of ten apart."""
-    if end <= 0 or most < 2:
-        return ((0.0, "0"),)
-    least = end / (most - 1)
-    power = 10.0 ** math.floor(math.log10(least))
-    step = next(factor * power for factor in (1, 2, 5, 10, 20) if factor * power >= least * (1 - 1e-9))
-    count = math.floor(end / step * (1 + 1e-9))
-    return tuple((number * step, f"{number * step:.6g}") for number in range(count + 1))
+    """At most `most` round times from 0 to `end`, and their labels."""
+    ticks = round_ticks(0.0, end * (1 + 1e-9), most) if end > 0 and most > 1 else [0.0]
+    return tuple((tick, f"{tick:.6g}") for tick in ticks)
+
+
+def round_ticks(low: float, high: float, most: int, *, whole: bool = False) -> list[float]:
+    """At most `most` multiples of 1, 2 or 5 times a power of ten between two numbers; `whole` ones if required."""
+    step = 10.0 ** math.floor(math.log10((high - low) / most))
+    while math.floor(high / step) - math.ceil(low / step) + 1 > most or (whole and step < 1):
+        # 1, 2, 5, 10: the first digit of a step decides what follows.
+        step *= 2.5 if round(step / 10 ** math.floor(math.log10(step) + 1e-9)) == 2 else 2
+    return [number * step for number in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def _detail(schedule: Schedule, stage: int, item: TimedInstruction) -> str:

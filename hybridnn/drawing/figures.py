@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import sha256
 from io import BytesIO
-from math import ceil, isclose
+from math import ceil
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from hybridnn.errors import SettingError
@@ -57,11 +58,9 @@ PANEL = 2.3
 TEXT = 7.0
 """Size of all text in points; at least 6 remain where a column has 8 centimetres."""
 
-DASHES: tuple[tuple[float, ...], ...] = ((), (5.0, 4.0), (1.5, 4.0), (4.0, 2.5, 1.5, 2.5))
-"""Dashes and gaps, in widths of the line, of a curve, of one that hides it, of one that hides both, and so on."""
-
-SAME = 1e-3
-"""Relative difference of values below which two curves lie on each other."""
+PATTERNS = ((5, 4), (1.5, 4), (4, 2.5, 1.5, 2.5), (9, 7), (1, 7), (6, 9), (1, 11))
+DASHES = ("-", *((0, dashes) for dashes in PATTERNS))
+"""Of the lines of a plot, in their order: the lines below one that lies on them can be seen through its gaps."""
 
 Plots = dict[str, tuple[str, "Figure"]]
 """Captions and figures by name; a figure has one panel, as wide as a column of a page."""
@@ -70,6 +69,8 @@ CHARACTER = 0.6 * TEXT / 72  # mean width of a character in inches
 LEGEND_LINE = 0.45  # inches of an entry of a legend beside its text
 LEGEND_ROW = 1.5 * TEXT / 72  # inches of a row of a legend
 LEGEND_SHARE = 0.2  # of the height of a figure, which is as much higher as its legend needs more
+BARS_INCHES = 2.6  # width of the bars of a figure
+MOST_MARKED = 15  # points of a curve that are drawn as dots as well
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -105,25 +106,20 @@ def tidy(axes: Axes, *, grid: bool = True) -> None:
             text.set_fontsize(TEXT)
 
 
-def lies_on(one: Sequence[tuple[float, float]], other: Sequence[tuple[float, float]]) -> bool:
-    """Whether the curve through some points hides that through others."""
-    if not one or len(one) != len(other):
-        return False
-    return all(a == c and isclose(b, d, rel_tol=SAME) for (a, b), (c, d) in zip(one, other, strict=True))
-
-
 def legend_above(figure: Figure, handles: Iterable[Any], labels: Sequence[str] | None = None) -> None:
     """Explain lines and colours above the panels, where they hide nothing; by default by their own labels.
 
-    Where they need many rows, the figure becomes higher, not its panels lower.
+    Long labels are wrapped. Where they need many rows, the figure becomes higher, not its panels lower.
     """
     handles = list(handles)
     labels = [str(handle.get_label()) for handle in handles] if labels is None else labels
     if handles:
-        longest = CHARACTER * max(map(len, labels)) + LEGEND_LINE
-        columns = min(len(labels), max(1, int(figure.get_figwidth() / longest)))
-        height = figure.get_figheight()
-        figure.set_figheight(height + max(0.0, ceil(len(labels) / columns) * LEGEND_ROW - LEGEND_SHARE * height))
+        width, height = figure.get_figwidth(), figure.get_figheight()
+        labels = [fill(label, int((width - LEGEND_LINE) / CHARACTER), break_on_hyphens=False) for label in labels]
+        longest = CHARACTER * max(len(line) for label in labels for line in label.split("\n")) + LEGEND_LINE
+        columns = min(len(labels), max(1, int(width / longest)))
+        rows = ceil(sum(label.count("\n") + 1 for label in labels) / columns)
+        figure.set_figheight(height + max(0.0, rows * LEGEND_ROW - LEGEND_SHARE * height))
         figure.legend(handles, labels, loc="outside upper left", ncols=columns, frameon=False, fontsize=TEXT)
 
 
@@ -142,6 +138,39 @@ def plain_ticks(axis: Axis) -> None:
 def ratio_tick(value: float, position: float = 0.0) -> str:
     """Label of a ratio on a logarithmic axis: ``4``, or ``1/4``."""
     return f"{value:g}" if value >= 1 or value <= 0 else f"1/{1 / value:g}"
+
+
+def draw_parts(axes: Axes, bars: Mapping[str, Mapping[str, float]]) -> None:
+    """Draw bars of the parts of the ranks' time by their labels, which are upright where they need more room."""
+    bottoms = [0.0] * len(bars)
+    for part, color in PART_COLORS.items():
+        heights = [shares[part] for shares in bars.values()]
+        if any(heights):
+            axes.bar(range(len(bars)), heights, 0.7, bottom=bottoms, color=color, label=part)
+        bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
+    longest = max(len(line) for label in bars for line in label.split("\n"))
+    is_level = longest * CHARACTER * len(bars) < BARS_INCHES
+    axes.set_xticks(range(len(bars)), list(bars), rotation=0 if is_level else 90)
+    axes.set_ylabel("share of the ranks' time")
+    axes.yaxis.set_major_formatter("{x:.0%}")
+
+
+def line_style(number: int) -> dict[str, Any]:
+    """Colour and dashes of a line by its number; of two lines they are never the same."""
+    count = len(COLORS)
+    return {"color": COLORS[number % count], "linestyle": DASHES[(number + number // count) % count], "linewidth": 1.2}
+
+
+def draw_lines(axes: Axes, curves: Sequence[tuple[str, Sequence[float], Sequence[float]]], label: str) -> None:
+    """Draw curves of a name, xs and ys, over an axis with a label; each with dashes of its own."""
+    for number, (name, xs, ys) in enumerate(curves):
+        marker = "o" if len(xs) <= MOST_MARKED else ""
+        axes.plot(xs, ys, label=name, marker=marker, markersize=2.5, **line_style(number))
+    axes.set_xlabel(label)
+    tidy(axes)
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
 
 
 def figure_bytes(figure: Figure, file_format: str) -> bytes:

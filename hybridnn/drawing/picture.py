@@ -22,7 +22,7 @@ from hybridnn.drawing.drawing import (
     longest_version,
     readable_duration,
 )
-from hybridnn.drawing.shapes import FONT, PER_INCH, Line, Picture, Polygon, Rect, Shape, ShapeGroup, Text
+from hybridnn.drawing.shapes import FONT, PER_INCH, Path, Picture, Rect, Shape, ShapeGroup, Text
 
 SLOT = 32.0  # width of a stage's forward pass in planned schedules: v2+3 fits into it, and 10a into half of it
 MOST_PIXELS = 6_000.0  # widest time axis; larger schedules have a smaller scale
@@ -92,16 +92,9 @@ class Frame:
 
 
 def lay_out(drawing: Drawing, character: float = DEJAVU, centimetres: float | None = None) -> Picture:
-    """Arrange a drawing.
+    """Arrange a drawing whose digits are at most `character` font sizes wide, for a width of the picture or without.
 
-    Parameters
-    ----------
-    drawing : Drawing
-    character : float
-        Upper bound of the width of a digit, in font sizes.
-    centimetres : float, optional
-        Width of the picture, whose text then has 6 points, and labels of boxes at least 5. By default the scale is
-        that of all planned schedules, or wide enough for the labels of the shortest kind of computation.
+    Without one, the scale is that of all planned schedules, or wide enough for the labels of the shortest computations.
     """
     edge = EDGE if centimetres is None else PRINT_EDGE
     size = 1.0 if centimetres is None else PRINT_POINTS / 72 * PER_INCH / FONT
@@ -144,9 +137,9 @@ def _axis(drawing: Drawing, frame: Frame, edge: float, bottom: float) -> Iterato
     most = max(2, int(frame.scale * drawing.makespan / TICK_PIXELS))
     for time, label in axis_ticks(drawing.makespan, most):
         x = frame.x(time)
-        yield Line(x, frame.top - 3, x, bottom, "rule")
+        yield Path([(x, frame.top - 3), (x, bottom)], "rule")
         most_right = frame.x(drawing.makespan) + edge - frame.character * FONT * len(label) / 2
-        yield Text(min(x, most_right), bottom + FONT, label, "muted", centered=True)
+        yield Text(min(x, most_right), bottom + FONT, label, "muted", anchor="middle")
 
 
 def _row(drawing: Drawing, frame: Frame, edge: float, number: int) -> Iterator[Shape | ShapeGroup]:
@@ -168,7 +161,7 @@ def _box(box: Box, frame: Frame, y: float) -> ShapeGroup:
         if size >= frame.least_font:
             is_tight = DEJAVU * size * len(text) > FILL * width  # for the font that browsers take without Arial
             length = FILL * width if is_tight else 0.0
-            shapes.append(Text(x + width / 2, place, text, kind.ink, size, centered=True, length=length))
+            shapes.append(Text(x + width / 2, place, text, kind.ink, size, anchor="middle", length=length))
     return ShapeGroup(shapes, box.detail or kind.name)
 
 
@@ -181,7 +174,8 @@ def _arrow(arrow: Arrow, frame: Frame) -> ShapeGroup:
     length = hypot(x2 - x1, y2 - y1) or 1.0
     along, across = ((x2 - x1) / length, (y2 - y1) / length), (-(y2 - y1) / length, (x2 - x1) / length)
     sides = [(x2 - 7 * along[0] + side * 3 * across[0], y2 - 7 * along[1] + side * 3 * across[1]) for side in (1, -1)]
-    return ShapeGroup([Line(x1, y1, x2, y2, "ink", dashed=not arrow.arrives), Polygon(((x2, y2), *sides), "ink")])
+    line = Path([(x1, y1), (x2, y2)], "ink", dashes=() if arrow.arrives else (4.0, 3.0))
+    return ShapeGroup([line, Path([(x2, y2), *sides], fill="ink")])
 
 
 def _legend(drawing: Drawing, edge: float, top: float, width: float, letter: float) -> tuple[list[Shape], float]:

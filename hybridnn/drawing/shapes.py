@@ -7,12 +7,9 @@ from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 from math import cos, sin, tau
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-from hybridnn.drawing.figures import NAMED_COLORS, figure_bytes
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+from hybridnn.drawing.figures import NAMED_COLORS, figure_bytes, new_figure
 
 FONT = 12.0  # size of text that has no other
 PER_INCH = 96.0
@@ -30,25 +27,15 @@ class Rect(NamedTuple):
     edge: str = ""
 
 
-class Line(NamedTuple):
-    """A line from a point to another."""
-
-    x1: float
-    y1: float
-    x2: float
-    y2: float
-    color: str
-    dashed: bool = False
-
-
-class Polyline(NamedTuple):
-    """A line through points, one unit wide by default.
+class Path(NamedTuple):
+    """A line through points, one unit wide by default; or the area that they enclose, if it has a fill.
 
     `dashes` are lengths of dashes and of the gaps behind them, in widths of the line; none is a line without gaps.
     """
 
-    points: tuple[tuple[float, float], ...]
-    color: str
+    points: Sequence[tuple[float, float]]
+    edge: str = ""
+    fill: str = "none"
     width: float = 1.0
     dashes: tuple[float, ...] = ()
 
@@ -63,31 +50,20 @@ class Circle(NamedTuple):
     edge: str = ""
 
 
-class Polygon(NamedTuple):
-    """A filled polygon."""
-
-    points: tuple[tuple[float, float], ...]
-    fill: str
-
-
 class Text(NamedTuple):
-    """A line of text on a baseline, which begins or ends at `x` or is centred there.
-
-    Made as long as `length`, in SVG only.
-    """
+    """A line of text on a baseline; made as long as `length`, in SVG only."""
 
     x: float
     y: float
     text: str
     color: str
     size: float = FONT
-    centered: bool = False
+    anchor: Literal["start", "middle", "end"] = "start"  # what of the text is at `x`
     bold: bool = False
     length: float = 0.0
-    ends: bool = False  # at `x`
 
 
-Shape = Rect | Line | Polyline | Circle | Polygon | Text
+Shape = Rect | Path | Circle | Text
 
 
 class ShapeGroup(NamedTuple):
@@ -140,11 +116,8 @@ class Picture:
         """The picture as ``"svg"``, ``"png"`` with 150 dots per inch, or ``"pdf"``."""
         if file_format == "svg":
             return self.svg().encode()
-        # A figure without pyplot: no display, no global state.
-        from matplotlib.figure import Figure
-
-        inches = self.width * self.scale / PER_INCH, self.height * self.scale / PER_INCH
-        figure = Figure(figsize=inches, dpi=150, facecolor=_light("paper"))
+        figure = new_figure(self.width * self.scale / PER_INCH, self.height * self.scale / PER_INCH)
+        figure.set_layout_engine("none")
         axes = figure.add_axes((0, 0, 1, 1), xlim=(0, self.width), ylim=(self.height, 0))
         axes.set_axis_off()
         shapes = list(_flat(self.shapes))
@@ -152,7 +125,17 @@ class Picture:
             axes.add_collection(_collection(kind, list(found), self.scale, order))
         for item in shapes:
             if isinstance(item, Text):
-                _write(axes, item, self.scale)
+                axes.text(
+                    item.x,
+                    item.y,
+                    item.text,
+                    color=_light(item.color),
+                    fontsize=item.size * self.scale / POINT,
+                    fontweight="bold" if item.bold else "normal",
+                    ha={"start": "left", "middle": "center", "end": "right"}[item.anchor],
+                    va="baseline",
+                    zorder=1e6,
+                )
         return figure_bytes(figure, file_format)
 
 
@@ -174,27 +157,19 @@ def _element(shape: Shape | ShapeGroup) -> str:
         place = f'x="{_px(shape.x)}" y="{_px(shape.y)}" ' if shape.x or shape.y else ""
         size = f'width="{_px(shape.width)}" height="{_px(shape.height)}"'
         return f"<rect{_colors(shape.fill, shape.edge)} {place}{size}/>"
-    if isinstance(shape, Line):
-        ends = f'x1="{_px(shape.x1)}" y1="{_px(shape.y1)}" x2="{_px(shape.x2)}" y2="{_px(shape.y2)}"'
-        dashes = ' stroke-dasharray="4 3"' if shape.dashed else ""
-        return f"<line{_colors('', shape.color)} {ends}{dashes}/>"
     if isinstance(shape, Circle):
         place = f'cx="{_px(shape.x)}" cy="{_px(shape.y)}" r="{_px(shape.radius)}"'
         return f"<circle{_colors(shape.fill, shape.edge)} {place}/>"
-    if isinstance(shape, Polyline):
-        points = " ".join(f"{_px(x)},{_px(y)}" for x, y in shape.points)
+    if isinstance(shape, Path):
+        name = "polyline" if shape.fill == "none" else "polygon"
         width = f' stroke-width="{_px(shape.width)}"' if shape.width != 1 else ""
         lengths = " ".join(_px(length * shape.width) for length in shape.dashes)
         dashes = f' stroke-dasharray="{lengths}"' if lengths else ""
-        return f'<polyline{_colors("none", shape.color)}{width}{dashes} stroke-linejoin="round" points="{points}"/>'
-    if isinstance(shape, Polygon):
+        joins = ' stroke-linejoin="round"' if len(shape.points) > 2 and shape.edge else ""
         points = " ".join(f"{_px(x)},{_px(y)}" for x, y in shape.points)
-        return f'<polygon{_colors(shape.fill)} points="{points}"/>'
-    style = (
-        ' text-anchor="middle"' * shape.centered
-        + ' text-anchor="end"' * shape.ends
-        + ' font-weight="bold"' * shape.bold
-    )
+        return f'<{name}{_colors(shape.fill, shape.edge)}{width}{dashes}{joins} points="{points}"/>'
+    style = f' text-anchor="{shape.anchor}"' if shape.anchor != "start" else ""
+    style += ' font-weight="bold"' * shape.bold
     if shape.size != FONT:
         style += f' font-size="{_px(shape.size)}"'
     if shape.length:
@@ -236,50 +211,25 @@ def _flat(shapes: Iterable[Shape | ShapeGroup]) -> Iterator[Shape]:
 
 def _collection(kind: type, shapes: list[Any], scale: float, order: int) -> Any:
     """Shapes of one kind as one artist of matplotlib."""
-    from matplotlib.collections import LineCollection, PolyCollection
+    from matplotlib.collections import PolyCollection
 
-    width = scale / POINT  # a line is one unit wide
-    paths = list(map(_path, shapes))
-    if kind in (Line, Polyline):
-        colors = [_light(line.color) for line in shapes]
-        dashes = [(0, lengths) if (lengths := _dashes(line)) else "solid" for line in shapes]
-        widths = [width * getattr(line, "width", 1.0) for line in shapes]
-        return LineCollection(paths, colors=colors, linestyles=dashes, linewidths=widths, zorder=order)
-    fills = [_light(shape.fill) for shape in shapes]
-    edges = [_light(getattr(shape, "edge", "")) or "none" for shape in shapes]
-    return PolyCollection(paths, facecolors=fills, edgecolors=edges, linewidths=width, zorder=order)
-
-
-def _dashes(line: Line | Polyline) -> tuple[float, ...]:
-    """Lengths of dashes and gaps, in widths of the line."""
-    if isinstance(line, Polyline):
-        return line.dashes
-    return (4.0, 3.0) if line.dashed else ()
+    return PolyCollection(
+        list(map(_points, shapes)),
+        closed=kind is not Path,
+        facecolors=[_light(shape.fill) for shape in shapes],
+        edgecolors=[_light(shape.edge) or "none" for shape in shapes],
+        linestyles=[(0, dashes) if (dashes := getattr(shape, "dashes", ())) else "solid" for shape in shapes],
+        linewidths=[(shape.width if kind is Path else 1.0) * scale / POINT for shape in shapes],
+        zorder=order,
+    )
 
 
-def _path(shape: Shape) -> Sequence[tuple[float, float]]:
+def _points(shape: Rect | Path | Circle) -> Sequence[tuple[float, float]]:
     """The points of a line, or of the border of an area."""
-    if isinstance(shape, Line):
-        return (shape.x1, shape.y1), (shape.x2, shape.y2)
     if isinstance(shape, Rect):
         right, bottom = shape.x + shape.width, shape.y + shape.height
         return (shape.x, shape.y), (right, shape.y), (right, bottom), (shape.x, bottom)
     if isinstance(shape, Circle):
         angles = [tau * turn / 48 for turn in range(48)]
         return [(shape.x + shape.radius * cos(angle), shape.y + shape.radius * sin(angle)) for angle in angles]
-    assert isinstance(shape, Polyline | Polygon)
     return shape.points
-
-
-def _write(axes: Axes, item: Text, scale: float) -> None:
-    axes.text(
-        item.x,
-        item.y,
-        item.text,
-        color=_light(item.color),
-        fontsize=item.size * scale / POINT,
-        fontweight="bold" if item.bold else "normal",
-        ha="center" if item.centered else "right" if item.ends else "left",
-        va="baseline",
-        zorder=1e6,
-    )

@@ -9,16 +9,17 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from hybridnn.drawing.figures import (
-    CHARACTER,
     COLORS,
     MUTED,
     ON_LIGHT,
     PANEL,
-    PART_COLORS,
     TEXT,
     Plots,
     column_figure,
+    draw_lines,
+    draw_parts,
     legend_above,
+    line_style,
     plain_ticks,
     ratio_tick,
     tidy,
@@ -49,18 +50,13 @@ if TYPE_CHECKING:
 Panel = TypeVar("Panel")
 
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
-PATTERNS = ((5, 4), (1.5, 4), (4, 2.5, 1.5, 2.5), (9, 7), (1, 7), (6, 9), (1, 11))
-DASHES = ("-", *((0, dashes) for dashes in PATTERNS))
-"""Of the lines of a plot, in their order: the lines below one that lies on them can be seen through its gaps."""
 MARKS = ("ideal", "predicted", "disturbed")  # labels that come last in a legend
 ASIDE = 3.5  # typographic points between the places of two lines at one number of ranks: the size of a marker
 
 MOST_MAPS = 6
 MAP = 2.7  # inches, height of a map or of bars, whose labels may be upright
-BARS_INCHES = 2.6  # width of the bars of a breakdown
 
 MOST_CURVES = 16
-MOST_MARKED = 15  # points of a curve that are drawn as dots as well
 LOG_SCALE_RATIO = 50.0  # times that span at least this factor are drawn on a logarithmic axis
 LEAST_R2 = -0.2
 """Lower end of the axis of R²: smaller values, before the network has learned, would hide the rest of the plot."""
@@ -234,7 +230,7 @@ def _draw_scaling(
         place = axes.transData + ScaledTranslation(aside, 0, figure.dpi_scale_trans)
         # The ninth line has the first colour again, with another marker.
         marker = MARKERS[(number + number // len(COLORS)) % len(MARKERS)]
-        style = {**_line_style(number), "marker": marker, "markersize": 3.5}
+        style = {**line_style(number), "marker": marker, "markersize": 3.5}
         drawn = list(_draw_estimates(axes, points, label=line.name, **style).get_children())
         if expected:
             style |= {"linestyle": "none", "markerfacecolor": "none", "label": "predicted"}
@@ -264,12 +260,6 @@ def _draw_estimates(axes: Axes, points: Measured, **style: Any) -> ErrorbarConta
     above = [0.0 if found.high is None else found.high - found.value for _, found in points]
     bars = [below, above] if any(below) or any(above) else None
     return axes.errorbar([ranks for ranks, _ in points], values, yerr=bars, capsize=2, **style)
-
-
-def _line_style(number: int) -> dict[str, Any]:
-    """Colour and dashes of a line by its number; of two lines they are never the same."""
-    count = len(COLORS)
-    return {"color": COLORS[number % count], "linestyle": DASHES[(number + number // count) % count], "linewidth": 1.2}
 
 
 def draw_legend(figure: Figure, panels: Iterable[Axes]) -> None:
@@ -327,18 +317,8 @@ def breakdowns_of(results: StudyResults) -> dict[str, dict[str, dict[str, float]
 
 def _draw_breakdown(title: str, bars: Mapping[str, Mapping[str, float]]) -> Figure:
     figure, (axes,) = column_figure(MAP)
-    bottoms = [0.0] * len(bars)
-    for part, color in PART_COLORS.items():
-        heights = [shares[part] for shares in bars.values()]
-        if any(heights):
-            axes.bar(range(len(bars)), heights, 0.7, bottom=bottoms, color=color, label=part)
-        bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
-    longest = max(len(line) for label in bars for line in label.split("\n"))
-    is_level = longest * CHARACTER * len(bars) < BARS_INCHES
-    axes.set_xticks(range(len(bars)), list(bars), rotation=0 if is_level else 90)
+    draw_parts(axes, bars)
     axes.set_xlabel("ranks, layout")
-    axes.set_ylabel("share of the ranks' time")
-    axes.yaxis.set_major_formatter("{x:.0%}")
     axes.set_title(title)
     tidy(axes)
     draw_legend(figure, [axes])
@@ -421,7 +401,7 @@ def _draw_curves(curves: Sequence[MedianCurve], measure: str, over: str) -> Figu
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         for number, curve in enumerate(curves):
             if curve.diverged:
-                style = _line_style(number) | {"marker": "x", "markersize": 9, "markeredgewidth": 2}
+                style = line_style(number) | {"marker": "x", "markersize": 9, "markeredgewidth": 2}
                 axes.plot(curve.epochs[-1:], curve.values[-1:], **style)
     elif max(moments) > LOG_SCALE_RATIO * min(moments):
         axes.set_xscale("log")
@@ -432,12 +412,3 @@ def _draw_curves(curves: Sequence[MedianCurve], measure: str, over: str) -> Figu
         axes.set_ylim(LEAST_R2, 1.02)
     draw_legend(figure, [axes])
     return figure
-
-
-def draw_lines(axes: Axes, curves: Sequence[tuple[str, Sequence[float], Sequence[float]]], label: str) -> None:
-    """Draw curves of a name, xs and ys, over an axis with a label; each with dashes of its own."""
-    for number, (name, xs, ys) in enumerate(curves):
-        marker = "o" if len(xs) <= MOST_MARKED else ""
-        axes.plot(xs, ys, label=name, marker=marker, markersize=2.5, **_line_style(number))
-    axes.set_xlabel(label)
-    tidy(axes)

@@ -10,7 +10,7 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from hybridnn.cli.options import Format, OutputFormat, command_group, count, option
+from hybridnn.cli.options import OutputFormat, command_group, count, option
 from hybridnn.cli.output import MISSING, make_console, new_table, print_table, require_place, write_file, write_json
 from hybridnn.errors import SettingError
 
@@ -50,7 +50,7 @@ def laugier(
     alpha: Alpha = ONE_MICROSECOND,
     beta: Beta = EIGHT_GIGABYTES,
     itemsize: Itemsize = 4,
-    output_format: OutputFormat = Format.text,
+    output_format: OutputFormat = "text",
 ) -> None:
     """Laugier et al. 2018, sections 5 to 7: communication of a step with batch, model and integrated parallelism."""
     from hybridnn.parallel.grid import fitting_grids
@@ -79,7 +79,7 @@ def laugier(
         ],
         "scatters": [_scatter_facts(grid, batch, widths[0] * itemsize, alpha, beta) for grid in grids],
     }
-    if output_format is Format.json:
+    if output_format == "json":
         write_json(facts)
     else:
         _print_laugier(facts)
@@ -156,7 +156,7 @@ def kang(
     stages: Annotated[int, count("Devices, K.")] = 4,
     forward: Annotated[float, option("Forward pass of a minibatch, T_F.", "TIME", least=0.0)] = 1.0,
     backward: Annotated[float, option("Backward pass of a minibatch, T_B.", "TIME", least=0.0)] = 2.0,
-    output_format: OutputFormat = Format.text,
+    output_format: OutputFormat = "text",
 ) -> None:
     """Kang 2019, Table 1: time per minibatch of sequential, DDG, FR and PipeDream, and what every device stores."""
     from hybridnn_papers.pipeline_formulas import KANG_METHODS, minibatch_time, stored_states
@@ -171,7 +171,7 @@ def kang(
         }
         for method in KANG_METHODS
     ]
-    if output_format is Format.json:
+    if output_format == "json":
         write_json({"stages": stages, "forward": forward, "backward": backward, "methods": rows})
         return
     console = make_console()
@@ -198,7 +198,7 @@ def chen(
     network: Network = "3072-32x2048-10",
     batch: Minibatch = 128,
     ranks: P = 4,
-    output_format: OutputFormat = Format.text,
+    output_format: OutputFormat = "text",
 ) -> None:
     """Chen et al. 2018, Figure 3: bytes of a step of data parallelism, of a layer pipeline, and their ratio."""
     from hybridnn_papers.formulas import data_parallel_bytes, pipeline_bytes
@@ -216,7 +216,7 @@ def chen(
         "pipeline_bytes": model,
         "ratio": data / model if model else None,
     }
-    if output_format is Format.json:
+    if output_format == "json":
         write_json(facts)
         return
     console = make_console()
@@ -237,7 +237,7 @@ def chen(
 def book(
     gpus: Annotated[int, count("GPUs, N.", "--gpus")] = 3,
     inputs: Annotated[int, count("Inputs of a batch, or its microbatches, M.", "--inputs")] = 3,
-    output_format: OutputFormat = Format.text,
+    output_format: OutputFormat = "text",
 ) -> None:
     """Book chapter 6, Figures 6.1 to 6.10: idle time of vanilla model parallelism, slots of pipelined inputs."""
     from hybridnn_papers.pipeline_formulas import forward_slots, idle_slots, utilisation
@@ -255,7 +255,7 @@ def book(
         "pipelined_slots": forward_slots(gpus, inputs),
         "pipelined_utilisation": utilisation(gpus, inputs),
     }
-    if output_format is Format.json:
+    if output_format == "json":
         write_json(facts)
         return
     vanilla = facts["vanilla"]
@@ -294,7 +294,7 @@ def map_grids(
     plot: Annotated[
         Path | None, option("Draw the maps into this file (default: they are only printed).", "FILE.png|.svg|.pdf")
     ] = None,
-    output_format: OutputFormat = Format.text,
+    output_format: OutputFormat = "text",
 ) -> None:
     """Map where batch, model or integrated parallelism is fastest (the future work of Laugier et al. 2018)."""
     from hybridnn.cost.machine_file import require_machine
@@ -315,7 +315,7 @@ def map_grids(
         from hybridnn_papers.grid_map_picture import grid_map_picture
 
         drawn = grid_map_picture(maps, picture)
-    if output_format is Format.json:
+    if output_format == "json":
         write_json([_map_facts(found) for found in maps])
     else:
         _print_maps(maps, layers)

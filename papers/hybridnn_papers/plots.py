@@ -7,9 +7,9 @@ from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from hybridnn.drawing.figures import MUTED, PANEL, Plots, column_figure, plain_ticks, tidy
+from hybridnn.drawing.figures import MUTED, PANEL, Plots, column_figure, draw_lines, plain_ticks, tidy
 from hybridnn.pipeline.schedules.methods import find_method
-from hybridnn.study.plots import draw_legend, draw_lines
+from hybridnn.study.plots import draw_legend
 from hybridnn.study.results import StudyPoint, StudyResults, point_name
 from hybridnn_papers.measures import MEASURES, measured
 from hybridnn_papers.stability import closed_form, largest_rate

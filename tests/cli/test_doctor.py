@@ -23,7 +23,7 @@ ALWAYS = {"python", "packages", "BLAS", "MPI library", "working folder", "cache 
 BROKEN = """
 import os, signal, sys, time
 from hybridnn.cli.main import main
-from hybridnn.doctor import examine
+from hybridnn.doctor import job_checks
 
 def raises(*arguments):
     raise KeyError("an odd thing")
@@ -32,11 +32,11 @@ def stops(*arguments):
     os.kill(os.getpid(), signal.SIGSTOP)
 
 if sys.argv[2] == "hangs":  # as MPI does while other ranks do not start
-    examine.START_SECONDS = float(sys.argv[3])
-    examine.ProcessGrid = lambda: time.sleep(3600)
+    job_checks.START_SECONDS = float(sys.argv[3])
+    job_checks.ProcessGrid = lambda: time.sleep(3600)
 elif os.environ["OMPI_COMM_WORLD_RANK" if "OMPI_COMM_WORLD_RANK" in os.environ else "PMI_RANK"] == sys.argv[1]:
-    examine.check_all_reduce = {"raises": raises, "stops": stops}[sys.argv[2]]
-examine.GPU_SECONDS = 0.0
+    job_checks.check_all_reduce = {"raises": raises, "stops": stops}[sys.argv[2]]
+job_checks.GPU_SECONDS = 0.0
 main(["doctor", "--format", "json", "--limit", sys.argv[3]])
 """
 
@@ -96,16 +96,6 @@ def test_the_exit_code_is_that_of_every_rank(run_mpi: RunMpi, tmp_path: Path) ->
     assert "cache folder" in failure
     assert "-> export HYBRIDNN_CACHE=FOLDER" in failure
     assert "Traceback" not in result.stderr
-
-
-def test_processes_that_are_each_rank_0_of_1(tmp_path: Path) -> None:
-    """A launcher of another MPI starts them: variables for two ranks, and each is rank 0 of 1."""
-    mpirun = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}
-    step = {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0", "SLURM_MPI_TYPE": "none"}
-    for variables, launcher in ((mpirun, "the mpirun of Open MPI"), (step, "srun")):
-        end = doctor(tmp_path, **variables)
-        assert (end.returncode, end.stdout) == (2, "")
-        assert f"Error: {launcher} started 2 processes, but MPI sees 1 rank: " in end.stderr
 
 
 def test_without_mpi4py(tmp_path: Path) -> None:

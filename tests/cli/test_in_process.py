@@ -67,14 +67,9 @@ def test_digits_on_two_by_two_print_the_figures_of_the_readme(run_hybridnn: Run)
 
 
 TRACED = ("--set", "output.trace=true")
-OWN_REPLICAS = ("--set", "parallel.shared_replicas=false")
 LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
     "one rank": (1, ()),
-    "batch, shared replicas": (3, ("--set", "parallel.shared_replicas=true")),
-    "batch, own replicas": (3, (*OWN_REPLICAS, "--set", "data.distribution=scatter")),
     "2 x 2 alternating": (4, ("--batch", "2", "--model", "2", "--set", "parallel.model_split=alternating", *TRACED)),
-    "2 x 2 columns, scatter": (4, ("--model", "2", "--set", "data.distribution=scatter-broadcast")),
-    "1f1b": (4, ("--pipeline", "4", "--method", "1f1b", *TRACED)),
     "all three axes": (8, ("--pipeline", "2", "--batch", "2", "--model", "2", "--method", "zb-h1")),
 }
 
@@ -154,24 +149,6 @@ def test_an_interrupt_before_the_first_step_ends_the_command(
     assert not Path("run").exists()
 
 
-def test_other_commands_read_the_run(run_hybridnn: Run) -> None:
-    options = ("--in-process", "4", "--model", "2", "-q")
-    parts = ("--set", "data.validation_fraction=0.2")
-    assert run_hybridnn("train", "--hidden", "13", "--epochs", "2", *parts, *options, "--out", "run")[0] == 0
-    for more in ((), ("--best",), ("--part", "train")):
-        alone, parts = (
-            json.loads(run_hybridnn("evaluate", "run", *more, "--format", "json", *ranks)[1])
-            for ranks in ((), ("--in-process", "6", "--model", "2"))
-        )
-        assert parts.pop("loss") == pytest.approx(alone.pop("loss"), rel=1e-5)  # float32
-        assert parts == alone
-    assert run_hybridnn("report", "run")[0] == 0
-    assert run_hybridnn("export", "run", "weights.npz")[0] == 0
-    with np.load("weights.npz") as exported, np.load("run/weights.npz") as weights:
-        for name in weights.files:
-            np.testing.assert_array_equal(exported[name], weights[name])
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -195,11 +172,8 @@ def test_wrong_input_is_one_line(run_hybridnn: Run, arguments: tuple[str, ...], 
     ("environment", "launcher"),
     [
         ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2"}, "the mpirun of Open MPI"),
-        ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "the mpiexec of MPICH or one of its kind"),
-        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "8"}, "srun"),
         ({"PMIX_RANK": "0"}, "a launcher"),
         ({}, None),
-        ({"SLURM_PROCID": "0"}, None),
         ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, None),
     ],
 )
@@ -236,19 +210,6 @@ def test_an_exception_on_a_rank_keeps_its_traceback(
     assert capsys.readouterr().err.count("No checkpoint was written yet") == 1
     assert not Path("run/.lock").exists(), "the folder is free again"
     monkeypatch.undo()
-
-
-def test_a_deadlock_is_reported_with_its_cycle(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fit(trainer: Trainer, *args: Any, **options: Any) -> None:
-        world = trainer.grid.world
-        world.ireceive(np.empty(5), (world.rank + 1) % world.size, tag=0).wait()
-
-    monkeypatch.setattr(Trainer, "fit", fit)
-    code, out, err = run_hybridnn("train", *TRAIN, "-q", "--out", "run", "--in-process", "3")
-    assert (code, out) == (1, "")
-    assert re.match(r"Error: deadlock after \d+ calls: ranks 0-2 wait for one another\n", err)
-    assert err.count("rank 1 waits in receive of 40 bytes from rank 2") == 1
-    assert "the cycle: rank 0 -> rank 1 -> rank 2 -> rank 0\n" in err
 
 
 def structure(text: str) -> list[str]:

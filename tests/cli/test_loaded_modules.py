@@ -83,12 +83,6 @@ def test_a_trainer_needs_numpy_only() -> None:
     assert {"numpy", "hybridnn.training.trainer"} <= loaded()
 
 
-def test_a_training_on_one_rank_loads_no_other_tools() -> None:
-    run_alone(TRAIN)
-    assert loaded() & (NEVER | TOOLS | OTHER_COMMANDS) == set()
-    assert loaded() >= PRINTED
-
-
 def test_other_ranks_do_not_load_what_rank_0_prints_with(run_mpi: Callable[..., JobResult], tmp_path: Path) -> None:
     result = run_mpi(2, TRAIN, cwd=tmp_path)
     assert result.returncode == 0, result.stderr

@@ -22,7 +22,7 @@ from hybridnn.cli.main import main, parser
 from hybridnn.cost.machine_file import read_machine
 from hybridnn.data import catalogue, load_file
 from hybridnn.diagnostics.failsafe import PROGRESS_FILE
-from hybridnn.drawing.schedule_file import read_schedule
+from hybridnn.drawing.timelines import read_schedule
 from hybridnn.errors import DataError
 from mpi_runner.slowness import deadline
 from reference.command_line import Run, error_line

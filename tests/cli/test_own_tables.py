@@ -123,15 +123,8 @@ def test_inputs_can_be_chosen(run_hybridnn: Run, table: Callable[..., Any]) -> N
     assert run_hybridnn("train", "--file", "same.csv", *CHURN, *SMALL, "--out", "same", "-q")[0] == 0
     assert_same_weights("run", "same")
     assert run_hybridnn("evaluate", "run")[::2] == (0, "")
-    np.savez("num.npz", x_train=np.ones((4, 2)), y_train=[0, 1, 0, 1])
-    for wrong, inputs, message in (
-        (train, '["0", "0"]', "data.inputs = ['0', '0']: each name once"),
-        (train, '["0", "churn"]', "data.inputs = ['0', 'churn']: each name once"),
-        (train, '["height"]', "no column 'height'"),
-        (("train", "--file", "num.npz"), '["0"]', "data.inputs = ['0']: only for tables"),
-        (("train",), '["0"]', "data.inputs"),
-    ):
-        assert message in error_line(run_hybridnn(*wrong, "--set", f"data.inputs={inputs}"))
+    for wrong, message in (("0", "data.inputs = ['0', '0']: each name once"), ("height", "no column 'height'")):
+        assert message in error_line(run_hybridnn(*train, "--set", f'data.inputs=["0", "{wrong}"]'))
 
 
 @pytest.mark.parametrize(
@@ -157,15 +150,12 @@ def test_header_has_the_task_and_its_reason(
 
 def test_labels_with_decimal_points_are_warned_of(run_hybridnn: Run, table: Callable[..., Any]) -> None:
     rows = np.array(table("num.csv", ["age", "income", "point"]), float)
-    train = ("train", "--file", "num.csv", "--targets", "point", *SMALL, "-q")
     warning = "has the values 0, 1 with decimal points: a regression; {} if they are labels\n"
-    set_loss = warning.format("set model.loss to cross_entropy")
-    for ranks in ((), ("--in-process", "2")):
-        assert run_hybridnn(*train, *ranks)[::2] == (0, f"Warning: num.csv: point {set_loss}")
-    for loss in ("mse", "cross_entropy"):
-        assert run_hybridnn(*train, "--set", f"model.loss={loss}")[::2] == (0, "")
-    store = f"Warning: num.npz: y_train {warning.format('store integers')}"
-    for y, printed in ((rows[:, 2], store), (rows[:, 1], "")):  # the others are many whole numbers and others
+    of_table = f"Warning: num.csv: point {warning.format('set model.loss to cross_entropy')}"
+    train = ("train", "--file", "num.csv", "--targets", "point", *SMALL, "-q", "--in-process", "2")
+    assert run_hybridnn(*train)[::2] == (0, of_table)
+    of_arrays = f"Warning: num.npz: y_train {warning.format('store integers')}"
+    for y, printed in ((rows[:, 2], of_arrays), (rows[:, 1], "")):  # the others are many whole numbers and others
         np.savez("num.npz", x_train=rows[:, :2], y_train=y)
         assert run_hybridnn("train", "--file", "num.npz", *SMALL, "-q")[::2] == (0, printed)
     np.savez("num.npz", x_train=rows[:, :2], y_train=rows[:, 2].astype(np.float32))
@@ -393,15 +383,6 @@ def test_the_check_prints_a_command_and_what_it_does_not_solve(
         assert run_hybridnn(*shlex.split(out.splitlines()[-1])[1:], *SMALL, "-q")[0] == 0
 
 
-def test_the_check_says_what_the_task_is(run_hybridnn: Run, people: pd.DataFrame) -> None:
-    people.to_csv("people.csv", index=False)
-    for target, task in (
-        ("answer", "classification: 2 classes (no, yes)"),
-        ("age", "regression: age has decimal points"),
-    ):
-        assert f"task       {task}\n" in run_hybridnn("data", "check", "people.csv", "--targets", target)[1]
-
-
 def test_two_ranks_and_columns_in_another_order_change_nothing(run_hybridnn: Run, people: pd.DataFrame) -> None:
     train_on_people(run_hybridnn, *TABLE)
     train_on_people(run_hybridnn, *TABLE, "--in-process", "2", out="two")
@@ -412,69 +393,6 @@ def test_two_ranks_and_columns_in_another_order_change_nothing(run_hybridnn: Run
     assert predicted(run_hybridnn, "other.csv") == expected
     rows = predicted(run_hybridnn, "people.csv", "--in-process", "2")
     assert [row["class"] for row in rows] == [row["class"] for row in expected]
-
-
-@pytest.mark.parametrize("form", ["parquet", "decimal commas"])
-def test_every_form_of_a_table_is_trained_on_evaluated_and_predicted(
-    run_hybridnn: Run, people: pd.DataFrame, form: str
-) -> None:
-    people["age"] += 0.25
-    people.to_csv("people.csv", index=False)
-    train_on_people(run_hybridnn, *TABLE)
-    expected = predicted(run_hybridnn, "people.csv")
-    file, options = "other.csv", ("--set", "data.csv.decimal=,")
-    if form == "parquet":
-        pytest.importorskip("pyarrow")
-        file, options = "other.parquet", ()
-        people.to_parquet(file)
-    else:
-        people.to_csv(file, index=False, sep=";", decimal=",")
-        assert ",25;" in Path(file).read_text()
-    Path("run").rename("of-csv")
-    command = ("train", "--file", file, "--targets", "answer", *SMALL, "-q", *TABLE, *options, "--out", "run")
-    assert run_hybridnn(*command)[::2] == (0, "")
-    assert_same_weights("run", "of-csv")
-    assert predicted(run_hybridnn, file) == expected
-    figures = [
-        json.loads(run_hybridnn("evaluate", run, *data, "--format", "json")[1])
-        for run, data in (("of-csv", ()), ("run", ()), ("run", ("--data", file)))
-    ]
-    assert figures[0]["accuracy"] == figures[1]["accuracy"] == figures[2]["accuracy"]
-    assert figures[0]["loss"] == figures[1]["loss"] == figures[2]["loss"]
-
-
-def test_truth_values_are_given_back(run_hybridnn: Run, people: pd.DataFrame) -> None:
-    people["answer"] = people["answer"] == "yes"
-    people.to_csv("people.csv", index=False)
-    train_on_people(run_hybridnn, *TABLE, "--epochs", "30", "--lr", "0.1")
-    rows = predicted(run_hybridnn, "people.csv")
-    assert list(rows[0]) == ["class", "probability_False", "probability_True"]
-    classes = [row["class"] for row in rows]
-    assert set(classes) == {"False", "True"}
-    assert np.mean([name == str(answer) for name, answer in zip(classes, people["answer"], strict=True)]) > 0.7
-    found = json.loads(run_hybridnn("evaluate", "run", "--format", "json")[1])
-    assert [item["name"] for item in found["classes"]] == ["False", "True"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (
-            {"city": "Paris"},
-            "values that the training data did not have: 'Paris' (150 rows); a training with data.unkn",
-        ),
-        ({"age": "old"}, "new.csv: age: no cell is a number ('old' in rows 1, 2, 3, …)"),
-        ({"age": None}, "new.csv: no column 'age', which the inputs need; it has city, note, answer"),
-    ],
-)
-def test_table_that_changed_after_training_is_refused(
-    run_hybridnn: Run, people: pd.DataFrame, changes: dict[str, Any], message: str
-) -> None:
-    train_on_people(run_hybridnn, *TABLE)
-    new = people.assign(**changes).drop(columns=[name for name, value in changes.items() if value is None])
-    new.to_csv("new.csv", index=False)
-    for command in (("predict", "run", "new.csv"), ("evaluate", "run", "--data", "new.csv", "--in-process", "2")):
-        assert message in error_line(run_hybridnn(*command))
 
 
 def test_trains_on_everything(run_hybridnn: Run, people: pd.DataFrame) -> None:
@@ -533,10 +451,10 @@ def test_damaged_file_of_columns_is_named(run_hybridnn: Run, people: pd.DataFram
 
 
 def test_a_wide_table_that_cannot_be_used_is_refused_in_one_line(run_hybridnn: Run) -> None:
-    columns = 2_000
+    columns = 200
     header = ",".join(f"column {number}" for number in range(columns))
     Path("wide.csv").write_text(f"{header},y\n{'x,' * columns}p\n{'1,' * columns}q\n")
     line = error_line(run_hybridnn("train", "--file", "wide.csv", "--targets", "y"))
     assert "(1) text in column 0 (1 row, 'x' in row 1), (2) text in column 1" in line
-    assert " and 1,988 more; what may solve them: --set data.categories=one-hot" in line
+    assert " and 188 more; what may solve them: --set data.categories=one-hot" in line
     assert len(line) < 1500

@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
+from matplotlib.figure import Figure
 
+from hybridnn.drawing.figures import COLUMN
+from hybridnn.drawing.learning_curve import RunCurves, compared_curves
 from reference.command_line import Run, error_line, records_of
 from reference.finished_runs import load_line, prediction_line, write_run
+from reference.pictures import least_points
 
 SMALL = ("--hidden", "6", "--batch-size", "200", "--set", "training.dtype=float64")
-SVG = "{http://www.w3.org/2000/svg}"
 PARTS = ("--set", "data.validation_fraction=0.2")
 MEASURED = {
     "kind": "measured",
@@ -210,50 +212,49 @@ def test_text_has_a_column_for_each_run_and_no_empty_rows(runs: Run) -> None:
     assert "absent is not a run folder" in error_line(runs("report", "a", "absent"))
 
 
-def _texts(path: str) -> list[str]:
-    return [text.text or "" for text in ElementTree.parse(path).getroot().iter(f"{SVG}text")]
+@pytest.fixture
+def plotted(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """Figures of the plots of a test."""
+    found: list[Figure] = []
+
+    def draw(curves: Sequence[RunCurves]) -> Figure:
+        found.append(compared_curves(curves))
+        return found[-1]
+
+    monkeypatch.setattr("hybridnn.drawing.learning_curve.compared_curves", draw)
+    return found
 
 
-def _curves(path: str) -> list[list[dict[str, str]]]:
-    """Attributes of the lines of the legend, and of those of each panel, which begin with the legend's colours."""
-    lines = [dict(line.attrib) for line in ElementTree.parse(path).getroot().iter(f"{SVG}polyline")]
-    runs = len(lines) // 3
-    return [lines[start : start + runs] for start in range(0, len(lines), runs)]
+def _legend(figure: Figure) -> str:
+    (legend,) = figure.legends
+    return " ".join(" ".join(text.get_text().split()) for text in legend.get_texts())
 
 
-def test_a_plot_has_the_curves_of_all_runs(runs: Run) -> None:
+def test_a_plot_has_the_curves_of_all_runs(runs: Run, plotted: list[Figure]) -> None:
     code, text, err = runs("report", "a", "b", "--plot", "curves.svg")
     assert (code, err) == (0, "")
     assert text == runs("report", "a", "b")[1]
-    words = _texts("curves.svg")
-    legend = " ".join(words[: words.index("Test loss, mean per sample")])
-    assert {"Test loss, mean per sample", "Test accuracy", "epoch"} <= set(words)
+    (figure,) = plotted
+    assert [axes.get_title() for axes in figure.axes] == ["Test loss, mean per sample", "Test accuracy"]
+    legend = _legend(figure)
     assert re.search(r"a: .*optimizer\.name sgd.* b: .*optimizer\.name adam", legend)
     assert "momentum" not in legend, "a setting of one optimizer alone"
     assert re.search(r"training\.epochs 2.*training\.epochs 3", legend)
-    for lines in _curves("curves.svg"):
-        assert len({line["stroke"] for line in lines}) == 2
-        assert not any("stroke-dasharray" in line for line in lines)
-    assert [[len(line["points"].split()) for line in panel] for panel in _curves("curves.svg")[1:]] == [[2, 3], [2, 3]]
-    root = ElementTree.parse("curves.svg").getroot()
-    assert float(root.attrib["width"]) == pytest.approx(8.4 / 2.54 * 96, abs=1)
-    assert all(float(text.attrib["font-size"]) * 0.75 >= 6 for text in root.iter(f"{SVG}text"))
+    for axes in figure.axes:
+        assert len({line.get_color() for line in axes.get_lines()}) == 2
+        assert [line.get_xdata().tolist() for line in axes.get_lines()] == [[1, 2], [1, 2, 3]]
+    assert figure.get_figwidth() == COLUMN
+    assert least_points(figure) >= 6
 
 
-def test_equal_curves_of_a_plot_differ_in_their_dashes(runs: Run) -> None:
+def test_curves_of_a_plot_differ_in_their_dashes(runs: Run, plotted: list[Figure]) -> None:
     shutil.copytree("a", "third")
     assert runs("report", "a", "again", "third", "b", "--plot", "curves.svg")[0] == 0
-    legend, *panels = _curves("curves.svg")
-    dashes = [line.get("stroke-dasharray", "") for line in legend]
-    assert len(set(dashes[:3])) == 3
-    assert (dashes[0], dashes[3]) == ("", "")
-    for lines in panels:
-        assert [line.get("stroke-dasharray", "") for line in lines] == dashes
-        assert lines[0]["points"] == lines[1]["points"] == lines[2]["points"] != lines[3]["points"]
-    # The filled points of the first run are seen inside the rings of the others.
-    circles = [circle.attrib for circle in ElementTree.parse("curves.svg").getroot().iter(f"{SVG}circle")]
-    radii = [{float(c["r"]) for c in circles if line["stroke"] in (c["fill"], c.get("stroke"))} for line in legend]
-    assert max(radii[0]) < min(radii[1]) < min(radii[2])
+    for axes in plotted[0].axes:
+        lines = axes.get_lines()
+        assert [line.is_dashed() for line in lines] == [False, True, True, True]
+        values = [line.get_ydata().tolist() for line in lines]
+        assert values[0] == values[1] == values[2] != values[3]
 
 
 def test_files_of_a_plot(runs: Run) -> None:
@@ -267,7 +268,9 @@ def test_files_of_a_plot(runs: Run) -> None:
     assert "there is no folder none" in error_line(runs("report", "a", "b", "--plot", "none/x.svg"))
 
 
-def test_runs_that_diverged_are_named(run_hybridnn: Run, trained_once: Callable[..., Path]) -> None:
+def test_runs_that_diverged_are_named(
+    run_hybridnn: Run, trained_once: Callable[..., Path], plotted: list[Figure]
+) -> None:
     good = str(trained_once(*SMALL, "--epochs", "2"))
     diverging = ("train", *SMALL, "--batch-size", "20", "--epochs", "3", "--lr", "1e30", "--out", "bad")
     assert run_hybridnn(*diverging)[0] == 1
@@ -277,7 +280,7 @@ def test_runs_that_diverged_are_named(run_hybridnn: Run, trained_once: Callable[
     code, text, err = run_hybridnn("report", good, "bad", "--plot", "curves.svg")
     assert (code, err, "nan" in text) == (0, "", False)
     assert "1 rank, 1x1: diverged in its first epoch; diverged at step" in text
-    assert "diverged in epoch 1" in " ".join(_texts("curves.svg"))
+    assert "diverged in epoch 1" in _legend(plotted[0])
     found = json.loads(run_hybridnn("report", good, "bad", "--format", "json")[1])["runs"]
     assert [item["diverged"] for item in found] == ["", "epoch 1"]
     assert (found[1]["train_loss"], found[1]["seconds_per_epoch"]) == (None, None)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hybridnn import schedule
-from hybridnn.drawing.schedule_file import KINDS, read_schedule
+from hybridnn.drawing.timelines import KINDS, read_schedule
 from hybridnn.errors import DataError, HybridnnError, SettingError
 from hybridnn.pipeline.checks.lint import lint
 from hybridnn.pipeline.schedules.instructions import COMPUTATIONS

@@ -61,10 +61,9 @@ def test_text_and_json(simulate: Run) -> None:
 
 
 def test_pictures(simulate: Run) -> None:
-    for curve, svg in (((), "<svg"), (("--curve", "weak"), "<?xml")):
-        for name, beginning in (("a.svg", svg.encode()), ("a.png", b"\x89PNG"), ("a.pdf", b"%PDF")):
-            assert simulate("--ranks", "4", *MACHINE, *curve, "--out", name)[0] == 0
-            assert Path(name).read_bytes().startswith(beginning)
+    for curve, name, beginning in (((), "a.pdf", b"%PDF"), (("--curve", "weak"), "a.svg", b"<?xml")):
+        assert simulate("--ranks", "4", *MACHINE, *curve, "--out", name)[0] == 0
+        assert Path(name).read_bytes().startswith(beginning)
     assert {path.name for path in Path().glob("a-*.svg")} == {"a-efficiency.svg", "a-breakdown.svg"}
     refused = error_line(simulate("--ranks", "4", *MACHINE, "--curve", "weak", "--format", "svg"))
     assert "--format = 'svg': makes several files: give --out FILE" in refused

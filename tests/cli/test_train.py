@@ -19,7 +19,6 @@ from hybridnn.cli.output import terminal_width
 from hybridnn.cli.train_view import MOST_ROWS, TrainView, epoch_table
 from hybridnn.comm.hosts import Hosts
 from hybridnn.comm.threads import THREAD_VARIABLES
-from hybridnn.config.settings import Settings
 from hybridnn.pipeline.execution.chunk_runtime import MemoryBreakdown
 from hybridnn.pipeline.layout import Layout
 from hybridnn.runs import report as run_report
@@ -262,34 +261,3 @@ def test_one_rank_trains_and_leaves_a_finished_folder(
     assert {"config.toml", "weights.npz"} <= set(os.listdir(folder))
     assert (folder / "learning_curve.svg").read_text().startswith("<svg ")
     assert "already holds a finished run" in error_line(run_hybridnn("train", "--out", "here"))
-
-
-@pytest.mark.parametrize(
-    ("config", "options", "source"),
-    [
-        ("", ["--file", "x.npz", "--data", "airfoil"], None),
-        ("", ["--file", "x.npz", "--set", "data.name=airfoil"], None),
-        ("", ["--data", "airfoil", "--set", " data.file = x.npz"], None),
-        ('name = "airfoil"', ["--file", "x.npz"], (None, "x.npz")),
-        ('name = "airfoil"', ["--set", "data.file=x.npz"], (None, "x.npz")),
-        ('file = "x.npz"', ["--data", "airfoil"], ("airfoil", None)),
-        ('file = "x.npz"', ["--data", "airfoil", "--set", "data.name=digits"], ("airfoil", None)),
-    ],
-)
-def test_an_option_replaces_the_source_in_the_settings_file_and_two_are_refused(
-    config: str,
-    options: list[str],
-    source: tuple[str | None, str | None] | None,
-    run_hybridnn: Run,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    runs: list[Settings] = []
-    monkeypatch.setattr("hybridnn.runs.run.run_training", lambda settings, _, **how: runs.append(settings))
-    Path("c.toml").write_text(f"[data]\n{config}\n")
-    result = run_hybridnn("train", "c.toml", *options)
-    if source is None:
-        expected = "data.file = 'x.npz': give either data.name (now 'airfoil') or data.file, not both"
-        assert expected in error_line(result)
-    else:
-        assert result[0] == 0
-        assert [(settings.data.name, settings.data.file) for settings in runs] == [source]

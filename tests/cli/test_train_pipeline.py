@@ -79,11 +79,10 @@ def test_header_report_and_output_have_the_mean_staleness(run_hybridnn: Run) -> 
     assert records_of("exact")[0]["mean_staleness"] == 0
 
 
-@pytest.mark.parametrize("method", ["fr", "spectrain"])
 def test_a_full_pipeline_stops_at_a_signal_after_its_drain_and_resumes_as_without_the_stop(
-    run_hybridnn: Run, signal_at: SignalAt, method: str
+    run_hybridnn: Run, signal_at: SignalAt
 ) -> None:
-    options = ["--method", method, "--epochs", "5", "--set", "training.drain_every=2"]
+    options = ["--method", "spectrain", "--epochs", "5", "--set", "training.drain_every=2"]
     assert run_hybridnn(*ON_FOUR, *DIGITS, *options, "--out", "whole")[0] == 0
     signal_at(20, signal.SIGUSR1)
     code, _, err = run_hybridnn(*ON_FOUR, *DIGITS, *options, "--out", "run")
@@ -108,45 +107,9 @@ def test_stages_of_different_widths_train_and_written_settings_repeat_the_run(ru
     assert_same_weights("again", "run")
 
 
-def test_a_method_alone_makes_all_ranks_stages_and_a_resumed_run_may_have_another_layout(run_hybridnn: Run) -> None:
-    options = ["--set", "data.rows=60", *HIDDEN, "--batch-size", "24", "--method", "pipedream"]
-    assert run_hybridnn(*ON_FOUR, *options, "--epochs", "1", "--out", "run", "-q")[0] == 0
-    for epochs, more in enumerate(
-        (
-            [],
-            ["--pipeline", "2", "--method", "1f1b", "--batch", "2", "--force"],
-            ["--pipeline", "1", "--batch", "4", "--method", "sequential"],
-            ["--method", "gpipe"],
-        ),
-        2,
-    ):
-        code, _, err = run_hybridnn(*ON_FOUR, "--resume", "run", "--epochs", str(epochs), "-q", *more)
-        assert code == 0, err
-    assert [record["epoch"] for record in records_of("run", "epoch")] == [1, 2, 3, 4, 5]
-    layouts = [record["layout"] for record in records_of("run", "header")]
-    grids = [(len(layout["stages"]), layout["stages"][0], layout["method"]) for layout in layouts]
-    assert grids == [
-        (4, [1, 1], "pipedream"),
-        (4, [1, 1], "pipedream"),
-        (2, [2, 1], "1f1b"),
-        (1, [4, 1], "sequential"),
-        (4, [1, 1], "gpipe"),
-    ]
-
-
 PIPELINE = ["--pipeline", "2"]
 WRONG: dict[str, tuple[int, list[str], list[str]]] = {
-    "a stale method on one rank": (
-        1,
-        ["--method", "pipedream"],
-        ["parallel.method = 'pipedream': needs a pipeline of at least 2 stages"],
-    ),
     "a stale method on one stage": (1, ["--method", "fr", "--pipeline", "1"], ["parallel.method = 'fr'", "-n 2"]),
-    "a partition that does not add up": (
-        2,
-        [*PIPELINE, "--set", "parallel.partition=[2, 2]"],
-        ["parallel.partition = [2, 2]", "add up to 4, the network has 3 layers"],
-    ),
     "spectrain with an optimizer that does not predict weights": (
         2,
         [*PIPELINE, "--method", "spectrain", "--optimizer", "rmsprop"],
@@ -172,10 +135,3 @@ def test_wrong_input_is_one_line_and_exit_code_2(case: str, run_hybridnn: Run) -
     line = error_line(run_hybridnn("train", "--in-process", str(ranks), *arguments))
     assert all(fragment in line for fragment in fragments), line
     assert not Path("runs").exists()
-
-
-def test_fewer_minibatches_than_stages_work(run_hybridnn: Run) -> None:
-    options = ["--epochs", "1", "--method", "pipedream", "--batch-size", "1000", "--out", "run"]
-    code, _, err = run_hybridnn(*ON_FOUR, *DIGITS, *options)
-    assert code == 0, err
-    assert records_of("run")[-1]["steps"] == 2

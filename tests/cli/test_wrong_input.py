@@ -60,7 +60,6 @@ CASES: dict[str, Case] = {
     "a longer list with blanks": (["--hidden", "32", "16", "8"], ["write lists with commas, as in 64,64"]),
     "a setting with a blank": (["--set", "optimizer.momentum", "0.4"], ["write --set optimizer.momentum=0.4"]),
     "a setting without its section": (["--set", "patience=3"], ["did you mean training.patience?"]),
-    "a misspelt setting without its section": (["--set", "patiense=3"], ["did you mean training.patience?"]),
     "a setting by another name": (["--set", "optimizer.learning_rate=3"], ["did you mean optimizer.lr?"]),
     "a section without a key": (["--set", "optimizer=adam"], ["did you mean optimizer.name?"]),
     "settings in UTF-16": (
@@ -74,8 +73,6 @@ CASES: dict[str, Case] = {
     "too many samples": (["--data", "synthetic", "--set", f"data.rows={10**15}"], ["data.rows = ", "must be at most "]),
     "a seed of 70 bits": (["--seed", str(2**70)], ["the largest is 9,223,372,036,854,775,807"]),
     "a width of 70 bits": (["--hidden", f"8,{2**70}"], ["the largest is 9,223,372,036,854,775,807"]),
-    "unknown key": (["--set", "training.epoch=3"], ["training.epoch", "training.epochs"]),
-    "unknown section": (["--set", "trainig.epochs=3"], ["trainig", "training"]),
     "sizes without commas": (["--hidden", "[64x64]"], ["model.hidden = '[64x64]': must be whole numbers"]),
     "test label outside the classes": (
         lambda: save(x_test=np.ones((2, 4)), y_test=np.array([0, 9])),
@@ -112,20 +109,9 @@ def test_wrong_input_is_one_line_and_exit_code_2(case: str, run_hybridnn: Run, m
 
 
 def test_choices_may_have_capitals_and_other_names(run_hybridnn: Run) -> None:
-    options = ("--optimizer", "RMSprop", "--set", "model.activation=Tanh", "--set", "schedule.name=COSINE")
-    options += (
-        "--method",
-        "GPipe",
-        "--set",
-        "device.name=CPU",
-        "--in-process",
-        "2",
-        "--epochs",
-        "1",
-        "--format",
-        "json",
-    )
-    code, text, err = run_hybridnn("train", *options)
+    options = "--set model.activation=Tanh --set schedule.name=COSINE --set device.name=CPU --method GPipe"
+    more = "--optimizer RMSprop --in-process 2 --epochs 1 --format json"
+    code, text, err = run_hybridnn("train", *options.split(), *more.split())
     assert code == 0, err
     header = json.loads(text)["header"]
     assert (header["layout"]["method"], header["device"]) == ("gpipe", "cpu")
@@ -142,7 +128,7 @@ def test_a_training_with_closed_streams_and_a_marked_file_runs(closed: str, tmp_
     assert (tmp_path / "run" / "weights.npz").exists()
 
 
-@pytest.mark.parametrize("arguments", ["data list", "settings", "--version", "train --hidden 8 --epochs 1 --out run"])
+@pytest.mark.parametrize("arguments", ["data list", "train --hidden 8 --epochs 1 --out run"])
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_output_that_cannot_be_written_is_one_line(arguments: str, unbuffered: str, tmp_path: Path) -> None:
     command = f"PYTHONUNBUFFERED={unbuffered} {shlex.quote(sys.executable)} -m hybridnn {arguments} > /dev/full"
@@ -151,10 +137,13 @@ def test_output_that_cannot_be_written_is_one_line(arguments: str, unbuffered: s
     assert (done.returncode, done.stderr) == (2, line)
 
 
-def test_help_is_a_command_and_a_missing_argument_is_described(run_hybridnn: Run) -> None:
+def test_help_is_a_command_and_a_missing_argument_is_described(
+    run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     code, text, _ = run_hybridnn("help", "data", "list")
     assert (code, "Usage: hybridnn data list" in text) == (0, True)
-    assert error_line(run_hybridnn("train", "-n", "1" * 20)).endswith(": must be at most 1,048,576")
+    monkeypatch.setattr(sys, "argv", ["hybridnn", "train", "-n", "1" * 20])
+    assert error_line(run_hybridnn(*sys.argv[1:])).endswith(": must be at most 1,048,576")
     line = error_line(run_hybridnn("predict", "runs/x"))
     assert line.startswith("Error: Missing argument 'FILE': Samples: a table")
 

@@ -19,7 +19,7 @@ from hybridnn.cost.prediction.predict import (
     simulate_layout,
 )
 from hybridnn.drawing.figures import COLUMN
-from hybridnn.drawing.simulation_picture import draw_scaling, draw_simulation, stages_shown
+from hybridnn.drawing.run_pictures import draw_scaling, draw_simulation, stages_shown
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD
 from hybridnn.pipeline.layout import Layout

@@ -18,7 +18,9 @@ import numpy as np
 import pytest
 
 from hybridnn.config.settings import Settings, to_toml
-from hybridnn.drawing.learning_curve import linear_ticks, logarithmic_ticks
+from hybridnn.drawing.drawing import round_ticks
+from hybridnn.drawing.figures import COLORS
+from hybridnn.drawing.learning_curve import logarithmic_ticks
 from hybridnn.errors import DataError, EnvironmentProblem, HybridnnError, SettingError
 from hybridnn.in_process import run_ranks
 from hybridnn.runs.folder import RunFolder
@@ -214,8 +216,8 @@ def test_learning_curve_is_a_picture(tmp_path: Path, epochs: list[EpochRecord]) 
     for axis in ("width", "height"):
         assert float(svg.attrib[axis]) >= 170
     values = [record.train_loss for record in epochs if math.isfinite(record.train_loss)]
-    longest = max((len(line.attrib["points"].split()) for line in svg.iter(f"{SVG}polyline")), default=0)
-    assert longest == (max(len(values), 2) if values else 0)
+    lines = [line.attrib["points"].split() for line in svg.iter(f"{SVG}polyline") if line.get("stroke") in COLORS]
+    assert max(map(len, lines), default=0) == (max(len(values), 2) if values else 0)
     with pytest.raises(EnvironmentProblem, match=r"curve\.svg/below\.svg cannot be written"):
         draw_learning_curve(epochs, tmp_path / "curve.svg" / "below.svg")
 
@@ -227,8 +229,10 @@ def test_learning_curve_of_few_orders_is_linear_and_of_many_logarithmic(tmp_path
             [_epoch(epoch, validation_loss=None) for epoch in range(1, last + 1)], tmp_path / "curve.svg"
         )
         svg = ElementTree.parse(tmp_path / "curve.svg").getroot()
-        # The first polyline is the legend's; equal factors are equal distances on a logarithmic axis.
-        line = list(svg.iter(f"{SVG}polyline"))[1].attrib["points"].split()
+        # The first coloured line is the legend's; equal factors are equal distances on a logarithmic axis.
+        line = (
+            [line for line in svg.iter(f"{SVG}polyline") if line.get("stroke") == COLORS[0]][1].attrib["points"].split()
+        )
         places.append([float(point.partition(",")[2]) for point in line])
     steps = np.diff(places[1])
     np.testing.assert_allclose(steps, steps[0], atol=2e-3)
@@ -237,10 +241,10 @@ def test_learning_curve_of_few_orders_is_linear_and_of_many_logarithmic(tmp_path
 
 
 def test_ticks_of_a_plot_are_few_and_round() -> None:
-    assert linear_ticks(0.03, 0.97) == pytest.approx([0.2, 0.4, 0.6, 0.8])
-    assert linear_ticks(-1.2, 1.3) == pytest.approx([-1, -0.5, 0, 0.5, 1])
-    assert linear_ticks(1, 2, whole=True) == [1, 2]
-    assert linear_ticks(1, 60, whole=True) == [10, 20, 30, 40, 50, 60]
+    assert round_ticks(0.03, 0.97, 6) == pytest.approx([0.2, 0.4, 0.6, 0.8])
+    assert round_ticks(-1.2, 1.3, 6) == pytest.approx([-1, -0.5, 0, 0.5, 1])
+    assert round_ticks(1, 2, 6, whole=True) == [1, 2]
+    assert round_ticks(1, 60, 6, whole=True) == [10, 20, 30, 40, 50, 60]
     assert logarithmic_ticks(-1.1, 0.2) == pytest.approx([0.1, 0.2, 0.5, 1])
     assert logarithmic_ticks(-3.1, 0.2) == pytest.approx([1e-3, 1e-2, 0.1, 1])
 

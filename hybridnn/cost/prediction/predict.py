@@ -266,6 +266,21 @@ class SimulatedStep:
                 kinds[instruction.name] += weight * duration
         return dict(kinds)
 
+    def stage_activities(self) -> list[dict[str, float]]:
+        """Seconds of a step for the ranks of every stage, by the names of all reports."""
+        bubble = schedule_bubble(self.layout, self.workload.steps_per_epoch) * self.seconds_per_step
+        found = []
+        for parts in self.stages:
+            idle = split_idle(parts.bubble, bubble)
+            seconds = (parts.computing, parts.overhead, parts.communication, *idle)
+            found.append(dict(zip(("compute", "overhead", "communicate", "bubble", "wait"), seconds, strict=True)))
+        return found
+
+    def mean_activities(self) -> dict[str, float]:
+        """Means of `stage_activities` over all ranks."""
+        weights, stages = [prod(shape) / self.layout.ranks for shape in self.layout.stages], self.stage_activities()
+        return {name: sum(w * stage[name] for w, stage in zip(weights, stages, strict=True)) for name in stages[0]}
+
 
 def simulate_layout(workload: Workload, layout: Layout, machine: Machine) -> SimulatedStep:
     """Simulate a minibatch of a layout on a machine, or if minibatches overlap, enough to reach the steady state.
@@ -362,21 +377,4 @@ def _point(step: SimulatedStep, serial: SimulatedStep) -> ScalingPoint:
 def _per_sample(step: SimulatedStep) -> dict[str, float]:
     """Seconds of all ranks per sample, by activity."""
     ranks_per_sample = step.layout.ranks / step.workload.batch_size
-    return {name: seconds * ranks_per_sample for name, seconds in mean_activities(step).items()}
-
-
-def stage_activities(step: SimulatedStep) -> list[dict[str, float]]:
-    """Seconds of a step for the ranks of every stage, by the names of all reports."""
-    bubble = schedule_bubble(step.layout, step.workload.steps_per_epoch) * step.seconds_per_step
-    found = []
-    for parts in step.stages:
-        idle = split_idle(parts.bubble, bubble)
-        seconds = (parts.computing, parts.overhead, parts.communication, *idle)
-        found.append(dict(zip(("compute", "overhead", "communicate", "bubble", "wait"), seconds, strict=True)))
-    return found
-
-
-def mean_activities(step: SimulatedStep) -> dict[str, float]:
-    """Means of `stage_activities` over all ranks."""
-    weights, stages = [prod(shape) / step.layout.ranks for shape in step.layout.stages], stage_activities(step)
-    return {name: sum(w * stage[name] for w, stage in zip(weights, stages, strict=True)) for name in stages[0]}
+    return {name: seconds * ranks_per_sample for name, seconds in step.mean_activities().items()}

@@ -1,17 +1,18 @@
-"""`hybridnn calibrate`: measure this machine, print the fits and their errors, and write the machine file."""
+"""`hybridnn calibrate`: measure this machine, for a machine file; `hybridnn doctor`: check it, or a job."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hybridnn.cli.options import Format, OutputFormat, Ranks, option
+from hybridnn.cli.options import OutputFormat, Ranks, option
 from hybridnn.cli.output import make_console, new_table, number_cell, print_table, require_new_file, write_json
-from hybridnn.cli.ranks import start_ranks
+from hybridnn.cli.ranks import launch_rank, start_ranks
 from hybridnn.errors import SettingError
 
 if TYPE_CHECKING:
@@ -21,9 +22,12 @@ if TYPE_CHECKING:
     from hybridnn.cost.calibration.calibrate import Calibration
     from hybridnn.cost.calibration.fit import FittedOperation
     from hybridnn.cost.machine import Machine
+    from hybridnn.doctor.report import DoctorReport, Verdict
 
 
 SEED = 0  # of the sizes and shapes that are measured
+STYLES: Mapping[Verdict, str] = {"ok": "green", "warning": "yellow", "failure": "bold red"}
+VERDICT_WIDTH = len("warning")
 
 
 def calibrate(
@@ -32,7 +36,7 @@ def calibrate(
     force: Annotated[
         bool, typer.Option("--force", help="Replace an existing file, and write one where the verdict is doubtful too.")
     ] = False,
-    output_format: OutputFormat = Format.text,
+    output_format: OutputFormat = "text",
     ranks: Ranks = None,
 ) -> None:
     """Measure this machine, for plans and predictions; start it with -n and as many ranks as runs will use."""
@@ -57,7 +61,7 @@ def calibrate(
 
     on_first_rank(lambda: require_new_file("--out", out, replace=force))
     console = make_console()
-    as_json = output_format is Format.json
+    as_json = output_format == "json"
 
     def report(text: str) -> None:
         if not as_json:
@@ -184,3 +188,47 @@ def _compute_table(found: Calibration) -> Table:
         rows.append((error.what, error.dtype, str(error.busy_ranks), str(error.samples), *errors))
     titles = ("precision", "busy ranks", "held out", "mean\nerror", "largest\nerror")
     return new_table(("pass",), titles, rows, show_edge=False)
+
+
+# -- doctor ------------------------------------------------------------------------------------------------------------
+
+
+def doctor(
+    limit: Annotated[float, option("Time for each check.", "SECONDS")] = 15.0,
+    output_format: OutputFormat = "text",
+    ranks: Ranks = None,
+) -> None:
+    """Check this machine, or ranks and nodes of a job: MPI, threads, cores, GPU, folders; exit code 1 on failures."""
+    from hybridnn.utils.checks import require_number
+
+    require_number("--limit", limit, above=0, at_most=3600, allowed="seconds, above 0, at most an hour")
+    start_ranks(ranks)
+
+    # Only now, so that a wrong option is reported without waiting for the rest to load.
+    from hybridnn.doctor.job_checks import examine
+
+    print_report = _print_json if output_format == "json" else _print_text
+    raise typer.Exit(examine(limit, print_report, launched=launch_rank() is not None))
+
+
+def _print_json(report: DoctorReport) -> None:
+    findings = [asdict(finding) for finding in report.findings]
+    write_json({"verdict": report.verdict, "ranks": report.ranks, "findings": findings})
+
+
+def _print_text(report: DoctorReport) -> None:
+    from rich.text import Text
+
+    from hybridnn.utils.text import counted, name_numbers
+
+    text = Text()
+    width = max((len(finding.name) for finding in report.findings), default=0)
+    for finding in report.findings:
+        ranks = f"{name_numbers('rank', finding.ranks)}: " if finding.ranks else ""
+        advice = f" -> {finding.advice}" if finding.advice else ""
+        text.append(f"{finding.verdict:{VERDICT_WIDTH}}", STYLES[finding.verdict])
+        text.append(f"  {finding.name:{width}}  {ranks}{finding.what}{advice}\n")
+    warnings, failures = counted(report.count("warning"), "warning"), counted(report.count("failure"), "failure")
+    text.append(f"{counted(report.ranks, 'rank')}: {report.count('ok')} ok, {warnings}, {failures}")
+    make_console().print(text, soft_wrap=True)  # a line stays a line, for grep
+    sys.stdout.flush()
