@@ -23,7 +23,7 @@ from hybridnn.data.rows import require_unmasked
 from hybridnn.errors import DataError, EnvironmentProblem, HybridnnError, warn_caller
 from hybridnn.in_process import run_ranks
 from hybridnn.nn.mlp import MLP
-from hybridnn.nn.optimizers import SGD, Adam, AdamW, Optimizer, RMSprop
+from hybridnn.nn.optimizers import SGD, Optimizer, optimizers
 from hybridnn.parallel.grid import ProcessGrid, all_ranks_group
 from hybridnn.training.callbacks import EarlyStopping
 from hybridnn.training.records import MONITORS, EpochRecord
@@ -48,9 +48,7 @@ except ImportError as error:
 __all__ = ["MLPClassifier", "MLPRegressor"]
 
 Array = NDArray[Any]
-SOLVERS: Mapping[str, Callable[..., Optimizer]] = MappingProxyType(
-    {"sgd": SGD, "adam": Adam, "adamw": AdamW, "rmsprop": RMSprop}
-)
+SOLVERS: Mapping[str, Callable[..., Optimizer]] = MappingProxyType({kind.name: kind for kind in optimizers()})
 LARGEST_AUTO_BATCH = 200
 
 KEPT_FOR_PARTIAL_FIT = (
@@ -399,7 +397,8 @@ class MLPClassifier(ClassifierMixin, _MLP):  # type: ignore[misc]
         Width of every hidden layer.
     activation : {"relu", "tanh", "sigmoid", "logistic", "selu", "identity"}
         Of the hidden layers; ``"logistic"`` is ``"sigmoid"``.
-    solver : {"adam", "sgd", "adamw", "rmsprop"}
+    solver : str
+        Name of an optimizer, as ``"adam"``, ``"sgd"`` or ``"adamw"``.
     learning_rate_init : float
         Learning rate.
     momentum : float

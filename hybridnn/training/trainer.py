@@ -18,8 +18,7 @@ from hybridnn.comm.threads import limit_blas_threads
 from hybridnn.errors import DataError, SettingError, warn_caller
 from hybridnn.nn.kernels import HostArray
 from hybridnn.nn.mlp import MLP
-from hybridnn.nn.optimizer_names import find_optimizer
-from hybridnn.nn.optimizers import SGD, Optimizer
+from hybridnn.nn.optimizers import SGD, Optimizer, find_optimizer
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.executor import Minibatch
 from hybridnn.training.config import ADVICE, OPTIONS, DeviceOptions, TrainConfig
