@@ -47,7 +47,7 @@ class TrainingTimer:
         def train() -> None:
             batches = [generator.integers(samples, size=case.batch_size) for _ in range(STEPS)]
             minibatches = engine.make_minibatches(split, batches, [RATE] * STEPS, first=engine.updates)
-            train_epochs(engine, self._grid, split, [minibatches], state, lambda event: False)
+            train_epochs(engine, split, [minibatches], state, lambda event: False)
 
         train()  # warm-up
         instructions = len(case.layout.schedule(1).orders[0])

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import repeat
+from math import isfinite
 from time import perf_counter
 
 import numpy as np
@@ -18,7 +19,7 @@ from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.executor import Minibatch
 from hybridnn.pipeline.schedules.instructions import Backward, Forward, InputGradient, Recompute, Update, WeightGradient
 from hybridnn.training.data_split import DataSplit
-from hybridnn.training.engine import Engine
+from hybridnn.training.engine import Engine, broadcast_from_last_stage
 from hybridnn.training.records import (
     EvaluationRecord,
     MeasuredStep,
@@ -37,6 +38,74 @@ IN_FLIGHT = "its messages may be in flight; restore a checkpoint with another Pr
 """What to do about a step that an exception has interrupted."""
 
 Measurement = np.ndarray[tuple[int], np.dtype[np.float64]]
+
+
+class MinibatchLosses:
+    """Mean losses of minibatches, in their order: `means` has those that are fetched.
+
+    `note` is asynchronous on a device; `fetch` synchronizes with it.
+    """
+
+    def __init__(self, engine: Engine, minibatches: Sequence[Minibatch]) -> None:
+        self._engine, self._minibatches = engine, minibatches
+        self._first = minibatches[0].number
+        self._totals = engine.kernels.zeros((len(minibatches),), np.float64)
+        self.means: list[float] = []
+
+    def read_from(self, totals: Array) -> None:
+        """Fetch the sums from `totals`, of float64, where steps on a device write them; `note` is then not called."""
+        self._totals = totals
+
+    def note(self, minibatch: Minibatch, total: Array) -> None:
+        """Store the sum of a minibatch's losses, shape (1,); asynchronous on a device."""
+        index = minibatch.number - self._first
+        self._engine.kernels.copy(total, self._totals[index : index + 1])
+
+    def add(self, minibatch: Minibatch, total: Array) -> None:
+        """Store and fetch the loss of the next minibatch, which has been computed.
+
+        Raises `NonFiniteLossError` on every rank.
+        """
+        if self._engine.grid.pipeline > 1:
+            self.note(minibatch, total)
+            self.fetch(len(self.means) + 1)
+        else:
+            self._append(minibatch, total.item())
+
+    def fetch(self, count: int) -> None:
+        """Fetch the means of the first `count` minibatches; collective over a grid with several stages.
+
+        Raises `NonFiniteLossError` on every rank.
+        """
+        fetched = len(self.means)
+        if count <= fetched:
+            return
+        totals = self._engine.kernels.to_host(self._totals[fetched:count])
+        broadcast_from_last_stage(self._engine.grid, totals)
+        for minibatch, total in zip(self._minibatches[fetched:count], totals.tolist(), strict=True):
+            self._append(minibatch, total)
+
+    def _append(self, minibatch: Minibatch, total: float) -> None:
+        mean = total / minibatch.size
+        if not isfinite(mean):
+            step = minibatch.number + 1
+            self._engine.stop(f"the loss became {mean} in step {step} at learning rate {minibatch.rate:g}", step)
+        self.means.append(mean)
+
+    def progress(self, before: Progress, count: int) -> Progress:
+        """Progress `count` minibatches after `before`, which is at the first one or later; calls `fetch`."""
+        self.fetch(before.step - self._first + count)
+        return self.known_progress(before, count)
+
+    def known_progress(self, before: Progress, count: int) -> Progress:
+        """As `progress`, with the losses that have been fetched; not collective."""
+        first, loss_sum, samples = before.step - self._first, before.loss_sum, before.samples
+        done = slice(first, first + count)
+        for minibatch, mean in zip(self._minibatches[done], self.means[done], strict=False):
+            loss_sum += mean * minibatch.size
+            samples += minibatch.size
+        step, minibatches = before.step + count, before.minibatches + count
+        return replace(before, step=step, minibatches=minibatches, loss_sum=loss_sum, samples=samples)
 
 
 EPOCH, RECORD = "epoch", "record"
@@ -112,7 +181,6 @@ Event = StepRecord | EvaluationRecord | StepPosition | EpochResult
 
 def train_epochs(
     engine: Engine,
-    grid: ProcessGrid,
     split: DataSplit,
     epochs: Sequence[Sequence[Minibatch]],
     state: TrainingState,
@@ -145,7 +213,8 @@ def train_epochs(
     bool
         Whether `emit` ended the training, after a step or after the last epoch.
     """
-    run, start, epoch = _Run(engine, grid, epochs, state, emit, test), perf_counter(), state.progress.epoch
+    grid = engine.grid
+    run, start, epoch = _Run(engine, epochs, state, emit, test), perf_counter(), state.progress.epoch
     with state.steps(run.reached):
         try:
             if run.train(split, pauses=pauses and engine.layout.exact):
@@ -167,7 +236,6 @@ class _Run:
     def __init__(
         self,
         engine: Engine,
-        grid: ProcessGrid,
         epochs: Sequence[Sequence[Minibatch]],
         state: TrainingState,
         emit: Callable[[Event], bool],
@@ -175,9 +243,9 @@ class _Run:
     ) -> None:
         self._engine, self._epochs, self._state, self._emit, self._test = engine, epochs, state, emit, test
         self._before = state.progress
-        self._exact, self._clock = engine.layout.exact, StepClock(grid)
+        self._exact, self._clock = engine.layout.exact, StepClock(engine.grid)
         self._minibatches = [minibatch for epoch in epochs for minibatch in epoch]
-        self._losses = engine.new_losses(self._minibatches)
+        self._losses = MinibatchLosses(engine, self._minibatches)
         self._diverged: NonFiniteLossError | None = None
         self._log_every = engine.config.log_every
         self._evaluate_every = 0 if test is None else engine.config.evaluate_every_steps

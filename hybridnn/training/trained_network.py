@@ -18,7 +18,6 @@ from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.training.config import OPTIONS, TrainConfig
 from hybridnn.training.data_split import DataSplit, as_samples, has_validation, make_split
 from hybridnn.training.engine import Engine
-from hybridnn.training.metrics import Metrics
 from hybridnn.training.records import (
     EpochRecord,
     EvaluationRecord,
@@ -33,6 +32,7 @@ from hybridnn.utils.checks import nearest
 if TYPE_CHECKING:
     from hybridnn.data import Rows
     from hybridnn.pipeline.execution.chunk_runtime import MemoryBreakdown
+    from hybridnn.training.metrics import Metrics
 
 OTHER_METHODS: Mapping[str, str] = MappingProxyType(
     {

@@ -314,7 +314,7 @@ class Trainer(TrainedNetwork):
 
         # A diverging loss raises `NonFiniteLossError` in the step.
         with np.errstate(over="ignore", invalid="ignore"):
-            stops = train_epochs(self.engine, self.grid, train, loaded, self._state, take, test, pauses=bool(pausing))
+            stops = train_epochs(self.engine, train, loaded, self._state, take, test, pauses=bool(pausing))
         if stops:
             return True
         rate = self.history.epochs[-1].learning_rate
