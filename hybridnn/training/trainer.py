@@ -21,7 +21,7 @@ from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Optimizer, find_optimizer
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.executor import Minibatch
-from hybridnn.training.config import ADVICE, OPTIONS, DeviceOptions, TrainConfig
+from hybridnn.training.config import ADVICE, OPTIONS, DeviceOptions, TrainConfig, TrainOptions, show_options
 from hybridnn.training.data_split import (
     DataSplit,
     balanced_weights,
@@ -50,7 +50,7 @@ from hybridnn.utils.checks import AtLeastZero, require_type, require_whole, with
 from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
     from hybridnn.data import Rows
     from hybridnn.nn.optimizers import OptimizerState
@@ -107,7 +107,8 @@ class Trainer(TrainedNetwork):
     True
     """
 
-    @with_advice(ADVICE, (*OPTIONS, "schedule"))
+    @with_advice(ADVICE)
+    @show_options
     def __init__(
         self,
         model: MLP,
@@ -116,7 +117,7 @@ class Trainer(TrainedNetwork):
         grid: ProcessGrid | None = None,
         device: str | DeviceOptions | TrainingDevice = "auto",
         initial_weights: Mapping[str, HostArray] | None = None,
-        **options: Any,
+        **options: Unpack[TrainOptions],
     ) -> None:
         rule = find_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
         config = TrainConfig(model, SGD() if rule is None else rule, **options)
