@@ -65,7 +65,7 @@ class TrainingTimer:
         )
         device = TrainingDevice(NUMPY, "cpu", "")
         engine = device.make_engine(config, self._grid, case.layout)
-        engine.arrays.initialize(0)
+        engine.initialize()
         return engine
 
     def _timed(self, train: Callable[[], None], instructions: int) -> StepTime:

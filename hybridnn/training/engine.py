@@ -17,7 +17,7 @@ from hybridnn.comm.blocks import block_slice
 from hybridnn.data.rows import dense
 from hybridnn.errors import NonFiniteLossError
 from hybridnn.nn.kernels import NUMPY, Array, HostArray, Kernels, weighted_cross_entropy
-from hybridnn.nn.mlp import MLP, resolve_loss
+from hybridnn.nn.mlp import resolve_loss
 from hybridnn.nn.parameters import parameter_name
 from hybridnn.parallel.distribution import make_fetch
 from hybridnn.parallel.grid import ProcessGrid
@@ -78,7 +78,7 @@ class Engine:
             for layers in layout.layers_of(config.model, grid.pipeline_rank)
         ]
         self.states = [chunk.replica.new_state(config.optimizer, chunk.weights) for chunk in self.chunks]
-        self.arrays = GlobalArrays(config.model, grid, layout, self.chunks)
+        self._norms = [kernels.zeros((1,), np.float64) for _ in self.chunks]
         self.class_weights: Array | None = None  # shape (outputs,), factors of the training loss
         self._fetch = make_fetch(grid, config.distribution)
         self._note_update: Callable[[Minibatch], None] | None = None
@@ -194,7 +194,7 @@ class Engine:
 
     def _clip(self, limit: float) -> None:
         """Scale the gradient down if its norm exceeds the limit; asynchronous on a device."""
-        norm = self.arrays.squared_gradient_norm()
+        norm = self.squared_gradient_norm()
         for chunk in self.chunks:
             chunk.replica.clip(norm, limit)
 
@@ -203,14 +203,77 @@ class Engine:
 
         Raises `NonFiniteLossError` on every rank.
         """
-        if not np.isfinite(self.arrays.squared_norms([chunk.weights for chunk in self.chunks])).all():
+        if not np.isfinite(self.squared_norms([chunk.weights for chunk in self.chunks])).all():
             self.stop(f"the weights are no longer finite after step {step}", step)
         if test is not None and not isfinite(test.loss):
             self.stop(f"the validation loss became {test.loss} after step {step}", step)
 
     def gradient_norm(self) -> float:
         """Global norm of the last gradient, every parameter counted once."""
-        return sqrt(self.kernels.to_host(self.arrays.squared_gradient_norm())[0])
+        return sqrt(self.kernels.to_host(self.squared_gradient_norm())[0])
+
+    # -- the arrays of the whole network, over all stages of a pipeline ------------------------------------------------
+
+    def squared_norms(self, flats: Sequence[HostArray]) -> NDArray[np.float64]:
+        """Squared norms of all layers, shape (layers,), from a flat buffer for each chunk of this rank."""
+        grid = self.grid
+        norms = np.zeros(len(self.config.model.layers))
+        for chunk, flat in zip(self.chunks, flats, strict=True):
+            first = chunk.layout.shards[0].layer.index
+            norms[first : first + len(chunk.shards)] = chunk.squared_norms(flat)
+        if grid.pipeline > 1:
+            if (grid.batch_rank, grid.model_rank) != (0, 0):
+                norms[...] = 0
+            grid.world.allreduce(norms)
+        return norms
+
+    def squared_gradient_norm(self) -> Array:
+        """Squared norm of the last gradient of the whole network, each parameter counted once: float64, shape (1,).
+
+        On the device, without synchronization unless MPI reduces it; the next call overwrites it.
+        """
+        grid, (norm, *chunk_norms) = self.grid, self._norms
+        for chunk, chunk_norm in zip(self.chunks, self._norms, strict=True):
+            chunk.squared_gradient_norm(chunk_norm)
+        for chunk_norm in chunk_norms:
+            self.chunks[0].kernels.add(norm, chunk_norm, norm)
+        if grid.pipeline > 1:
+            if (grid.batch_rank, grid.model_rank) != (0, 0):
+                norm[...] = 0
+            grid.world.allreduce(norm)
+        return norm
+
+    def collect(self, flats: Sequence[HostArray]) -> dict[str, HostArray]:
+        """Gather the global arrays ``layers.<i>.weight`` and ``.bias`` from the shards in `flats`, on every rank."""
+        own: dict[str, HostArray] = {}
+        for chunk, flat in zip(self.chunks, flats, strict=True):
+            own |= chunk.gather_parameters(flat)
+        if self.grid.pipeline == 1:
+            return own
+        arrays: dict[str, HostArray] = {}
+        stages = {
+            index: stage
+            for stage in range(self.grid.pipeline)
+            for indices in self.layout.layer_indices(stage)
+            for index in indices
+        }
+        for layer in self.config.model.layers:
+            for kind, shape in (("weight", (layer.outputs, layer.inputs)), ("bias", (layer.outputs,))):
+                name = parameter_name(layer, kind)
+                array = own[name] if name in own else np.empty(shape, flats[0].dtype)
+                self.grid.world.broadcast(array, self.grid.rank_at(stages[layer.index], 0, 0))
+                arrays[name] = array
+        return arrays
+
+    def initialize(self) -> None:
+        """Draw the initial weights."""
+        for chunk in self.chunks:
+            chunk.replica.fill(partial(chunk.initialize, self.config.seed))
+
+    def load(self, weights: Mapping[str, HostArray]) -> None:
+        """Copy this rank's shards of the global arrays `weights`."""
+        for chunk in self.chunks:
+            chunk.replica.fill(partial(chunk.load, weights))
 
     # -- forward passes ----------------------------------------------------------------------------------------------
 
@@ -361,7 +424,7 @@ class Engine:
         """Raise `NonFiniteLossError` with the norms of the weights; every rank calls it."""
         for runtime in self.training.runtimes:
             runtime.finish()  # completes the sends: an exact method stops after the last message of the minibatch
-        norms = np.sqrt(self.arrays.squared_norms([chunk.weights for chunk in self.chunks]))
+        norms = np.sqrt(self.squared_norms([chunk.weights for chunk in self.chunks]))
         layers = ", ".join(f"layer {index}: {norm:.3g}" for index, norm in enumerate(norms))
         raise NonFiniteLossError(
             what,
@@ -445,75 +508,6 @@ class Executors:
 def _zero(arrays: Iterable[Array]) -> None:
     for array in arrays:
         array[...] = 0
-
-
-class GlobalArrays:
-    """The network's arrays over all stages of a pipeline; every method is collective over the grid."""
-
-    def __init__(self, model: MLP, grid: ProcessGrid, layout: Layout, chunks: Sequence[ModelChunk]) -> None:
-        self._model, self._grid, self._chunks = model, grid, chunks
-        self._norms = [chunk.kernels.zeros((1,), np.float64) for chunk in chunks]
-        self._stage_of = {
-            layer.index: stage
-            for stage in range(len(layout.stages))
-            for layers in layout.layers_of(model, stage)
-            for layer in layers
-        }
-
-    def squared_norms(self, flats: Sequence[HostArray]) -> NDArray[np.float64]:
-        """Squared norms of all layers, shape (layers,), from a flat buffer for each chunk of this rank."""
-        grid = self._grid
-        norms = np.zeros(len(self._model.layers))
-        for chunk, flat in zip(self._chunks, flats, strict=True):
-            first = chunk.layout.shards[0].layer.index
-            norms[first : first + len(chunk.shards)] = chunk.squared_norms(flat)
-        if grid.pipeline > 1:
-            if (grid.batch_rank, grid.model_rank) != (0, 0):
-                norms[...] = 0
-            grid.world.allreduce(norms)
-        return norms
-
-    def squared_gradient_norm(self) -> Array:
-        """Squared norm of the last gradient of the whole network, each parameter counted once: float64, shape (1,).
-
-        On the device, without synchronization unless MPI reduces it; the next call overwrites it.
-        """
-        grid, (norm, *chunk_norms) = self._grid, self._norms
-        for chunk, chunk_norm in zip(self._chunks, self._norms, strict=True):
-            chunk.squared_gradient_norm(chunk_norm)
-        for chunk_norm in chunk_norms:
-            self._chunks[0].kernels.add(norm, chunk_norm, norm)
-        if grid.pipeline > 1:
-            if (grid.batch_rank, grid.model_rank) != (0, 0):
-                norm[...] = 0
-            grid.world.allreduce(norm)
-        return norm
-
-    def collect(self, flats: Sequence[HostArray]) -> dict[str, HostArray]:
-        """Gather the global arrays ``layers.<i>.weight`` and ``.bias`` from the shards in `flats`, on every rank."""
-        own: dict[str, HostArray] = {}
-        for chunk, flat in zip(self._chunks, flats, strict=True):
-            own |= chunk.gather_parameters(flat)
-        if self._grid.pipeline == 1:
-            return own
-        arrays: dict[str, HostArray] = {}
-        for layer in self._model.layers:
-            for kind, shape in (("weight", (layer.outputs, layer.inputs)), ("bias", (layer.outputs,))):
-                name = parameter_name(layer, kind)
-                array = own[name] if name in own else np.empty(shape, flats[0].dtype)
-                self._grid.world.broadcast(array, self._grid.rank_at(self._stage_of[layer.index], 0, 0))
-                arrays[name] = array
-        return arrays
-
-    def initialize(self, seed: int) -> None:
-        """Draw the initial weights."""
-        for chunk in self._chunks:
-            chunk.replica.fill(partial(chunk.initialize, seed))
-
-    def load(self, weights: Mapping[str, HostArray]) -> None:
-        """Copy this rank's shards of the global arrays `weights`."""
-        for chunk in self._chunks:
-            chunk.replica.fill(partial(chunk.load, weights))
 
 
 def broadcast_from_last_stage(grid: ProcessGrid, array: Array) -> None:

@@ -147,7 +147,7 @@ class Trainer(TrainedNetwork):
         self.layout = engine.layout
         super().__init__(config, grid, engine)
         if initial_weights is None:
-            self.engine.arrays.initialize(config.seed)
+            self.engine.initialize()
         else:
             self.load_weights(initial_weights)
 
