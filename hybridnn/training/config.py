@@ -88,16 +88,9 @@ class DeviceOptions:
 
 
 def option(section: str, default: Any, help: str, *, of_pipelines: bool = False) -> Any:
-    """Declare an option of `TrainConfig`.
+    """Declare an option of `TrainConfig`, with its section of a settings file; empty: it is no key of one.
 
-    Parameters
-    ----------
-    section : str
-        Section of the settings file that has the option as a key; empty: none has.
-    help : str
-        Meaning, for the documentation and for ``--help``.
-    of_pipelines : bool
-        Whether the option has no effect on a single stage.
+    `of_pipelines` is for options without effect on a single stage.
     """
     return field(default=default, metadata={"section": section, "help": help, "of_pipelines": of_pipelines})
 

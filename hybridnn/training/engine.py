@@ -121,14 +121,9 @@ class Engine:
         return load, batches
 
     def train(self, split: DataSplit, minibatches: Sequence[Minibatch], losses: MinibatchLosses) -> Iterator[Minibatch]:
-        """Do one update on each minibatch.
+        """Do one update on each minibatch, and yield it then; with an exact method on the CPU its loss is fetched.
 
         Raises `NonFiniteLossError` on every rank; with an exact method on the CPU before the weights are changed.
-
-        Yields
-        ------
-        Minibatch
-            After its update. With an exact method on the CPU its loss has been fetched.
         """
         executor, exact = self._begin(split.task, minibatches), self.layout.exact
         take_loss = losses.add if exact and self.kernels.on_host else losses.note
@@ -319,14 +314,8 @@ class Engine:
     def reserve(self, task: str | None, *, training: int = 0, forward: int = 0, copies: int = 0) -> None:
         """Allocate the workspaces for so many samples to train on, and to evaluate or predict, if they are too small.
 
-        Collective. Raises `SettingError` on every rank: the memory of one does not suffice.
-
-        Parameters
-        ----------
-        task : str or None
-            The task of the samples; None: they have no targets.
-        copies : int
-            Further bytes that this rank will need.
+        Without a `task` samples have no targets. `copies` are further bytes that this rank will need. Collective.
+        Raises `SettingError` on every rank: the memory of one does not suffice.
         """
         batch_size, microbatches = self.config.batch_size, self.layout.microbatches
         largest = {self.training: ceil(batch_size / microbatches), self.forward: self.forward_size(batch_size)}

@@ -195,23 +195,13 @@ def train_epochs(
     Its stages end an epoch, or reach a step that is evaluated, at different times: each copies its own weights then.
     Its records, evaluations and results of epochs follow in order when the pipeline has drained.
 
-    Parameters
-    ----------
-    epochs : sequence of sequence of Minibatch
-        At least one, of at least one; of an exact method only one.
-    state : TrainingState
-        With the progress before the first of them; counts the steps. While results of epochs are emitted it has the
-        progress after these epochs, and otherwise that after the last update.
-    emit : callable
-        Called with the `StepRecord` of every logged step, with an `EvaluationRecord` of the samples `test` every
-        `evaluate_every_steps` steps, and with an `EpochResult` while the weights are those after the epoch. With
-        `pauses`, also with the `StepPosition` after each step of an exact method but the last. Returns whether the
-        training ends: of interest for positions, and for the result of the last epoch.
+    `state` counts the steps from the progress before the first of them. While results of epochs are emitted it has the
+    progress after these epochs, and otherwise that after the last update.
 
-    Returns
-    -------
-    bool
-        Whether `emit` ended the training, after a step or after the last epoch.
+    `emit` is called with the `StepRecord` of every logged step, with an `EvaluationRecord` of the samples `test` every
+    `evaluate_every_steps` steps, and with an `EpochResult` while the weights are those after the epoch. With `pauses`,
+    also with the `StepPosition` after each step of an exact method but the last. It returns whether the training ends,
+    of interest for positions and for the result of the last epoch, and so does this function.
     """
     grid = engine.grid
     run, start, epoch = _Run(engine, epochs, state, emit, test), perf_counter(), state.progress.epoch
@@ -219,7 +209,6 @@ def train_epochs(
         try:
             if run.train(split, pauses=pauses and engine.layout.exact):
                 return True
-            run.fetch_losses()
         except BaseException as error:
             in_flight = grid.size > 1 or engine.is_updating
             if state.in_step and in_flight and not isinstance(error, NonFiniteLossError):
@@ -300,14 +289,11 @@ class _Run:
                 state.end_step()
             state.in_step = True
         state.end_step()
-        return False
-
-    def fetch_losses(self) -> None:
-        """Fetch all losses; one that is not finite is raised by `emit_results`, after the records of earlier steps."""
         try:
-            self._losses.fetch(len(self._minibatches))
-        except NonFiniteLossError as error:
+            losses.fetch(len(self._minibatches))
+        except NonFiniteLossError as error:  # raised by `emit_results`, after the records of earlier steps
             self._diverged = error
+        return False
 
     def emit_results(self) -> bool:
         """End the measurement, and emit the results of the epochs, with the records of an asynchronous method."""

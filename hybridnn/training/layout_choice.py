@@ -75,11 +75,16 @@ def resolve_layout(config: TrainConfig, stages: StageShapes, node_ranks: int, *,
         _require_partition(config, count, chunks)
     if count > 1:
         microbatches, layers = _divided(config, method, stages, chunks)
+    overlap = config.overlap
+    if not isinstance(overlap, bool):
+        # Within a node the cores that compute also copy the messages, so that overlap gains nothing
+        # (benchmarks/batch_parallel.py).
+        overlap = node_ranks < sum(map(prod, stages)) or not on_host
     return Layout(
         stages,
         layers,
         config.model_split,
-        overlaps(config.overlap, spans_nodes=node_ranks < sum(map(prod, stages)), on_host=on_host),
+        overlap,
         method.name,
         microbatches,
         chunks,
@@ -88,18 +93,6 @@ def resolve_layout(config: TrainConfig, stages: StageShapes, node_ranks: int, *,
         shared_replicas=on_host and config.shared_replicas is not False,
         node_ranks=node_ranks,
     )
-
-
-def overlaps(setting: bool | str, *, spans_nodes: bool, on_host: bool = True) -> bool:
-    """Whether communication overlaps with the backward pass.
-
-    With ``"auto"`` it does if the messages do not need the cores that compute: with a network between nodes or with a
-    GPU. Within a node the computing cores copy the messages, so that overlap gains nothing
-    (``benchmarks/batch_parallel.py``).
-    """
-    if isinstance(setting, bool):
-        return setting
-    return spans_nodes or not on_host
 
 
 def _require_partition(config: TrainConfig, stages: int, chunks: int) -> None:
@@ -201,23 +194,12 @@ def require_memory(
 ) -> None:
     """Check that a training fits the memory that is free; collective.
 
-    Systems give memory when it is written: a training that is too large would be ended in the middle.
+    Systems give memory when it is written: a training that is too large would be ended in the middle. `samples` are
+    those of the largest minibatch; 0: of parameters, gradients and optimizer state only. `held` are bytes that this
+    rank has allocated, `unwritten` those among them that it has not written, and `more` those that it needs besides in
+    host memory.
 
-    Parameters
-    ----------
-    samples : int
-        Samples of the largest minibatch; 0: of parameters, gradients and optimizer state only.
-    labels : bool
-        Whether targets are labels.
-    held, more : int
-        Bytes that this rank has allocated already, and bytes that it needs besides in host memory.
-    unwritten : int
-        Those among `held` that it has not written yet.
-
-    Raises
-    ------
-    SettingError
-        On every rank: it does not fit the memory of one, with the bytes that are needed and free.
+    Raises `SettingError` on every rank: it does not fit the memory of one, with the bytes that are needed and free.
     """
     model, itemsize = config.model, np.dtype(config.dtype).itemsize
     ranks = max(grid.node_ranks, 1)

@@ -80,15 +80,7 @@ class ClassificationSums:
         self._outputs, self._labels = kernels.empty((2, ranked), np.float64), kernels.empty((ranked,), np.int64)
 
     def add(self, outputs: Array, targets: Array, loss: Array) -> None:
-        """Add a block of samples.
-
-        Parameters
-        ----------
-        outputs : array, shape (outputs, n)
-        targets : array, shape (n, outputs), or labels, shape (n,)
-        loss : array, shape (1,)
-            Sum of their losses.
-        """
+        """Add n samples: outputs, shape (outputs, n); labels, shape (n,); and the sum of their losses, shape (1,)."""
         if outputs.shape[1]:
             block = slice(self._blocks, self._blocks + 1)
             self._kernels.copy(loss, self._sums[0, block])
@@ -142,7 +134,7 @@ class RegressionSums:
         self._extremes = np.full((2, outputs), -np.inf)
 
     def add(self, outputs: Array, targets: Array, loss: Array) -> None:
-        """As `ClassificationSums.add`."""
+        """As `ClassificationSums.add`, with targets of shape (n, outputs)."""
         n = outputs.shape[1]
         if n == 0:
             return

@@ -85,8 +85,6 @@ class TrainingState:
         self.is_fitting = self.in_step = self._interrupted = False
         self.done, self.incomplete = 0, ""
 
-    # -- progress ------------------------------------------------------------------------------------------------------
-
     @property
     def step(self) -> int:
         """Updates done."""
@@ -105,10 +103,6 @@ class TrainingState:
     def task(self) -> str:
         """Task of the training; empty before the first step, when data of any task may follow."""
         return self._progress.task if self.is_fitting or self.step else ""
-
-    def restart(self, progress: Progress) -> None:
-        """Set the progress together with weights and optimizer state."""
-        self.progress, self.incomplete = progress, ""
 
     @contextmanager
     def steps(self, reached: Callable[[int], Progress]) -> Iterator[None]:
@@ -132,8 +126,6 @@ class TrainingState:
     def _no_step(self, done: int) -> Progress:
         return self._progress
 
-    # -- what may be called now ----------------------------------------------------------------------------------------
-
     @contextmanager
     def entered(self, method: str) -> Iterator[None]:
         """Context of a collective method; `StateError` if another thread is in one."""
@@ -153,8 +145,6 @@ class TrainingState:
         """Raise `StateError` if the weights are those of no step."""
         if self.incomplete:
             raise StateError(f"step {self.step + 1} was interrupted before its end: {self.incomplete}")
-
-    # -- fit -----------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def fitting(self, task: Any, samples: int, *, defers_interrupts: bool) -> Iterator[None]:
@@ -198,21 +188,17 @@ class StepPosition(NamedTuple):
     step: int
     minibatches: int  # updates done in the current epoch; 0 after the end of an epoch
     learning_rate: float  # of the last update
-    # returns the progress that a checkpoint stores. Fetches losses that are still on a device, so it is collective
-    # and may raise `NonFiniteLossError`.
-    progress: Callable[[], Progress]
+    progress: Callable[[], Progress]  # that a checkpoint stores; collective, may raise `NonFiniteLossError`
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Throughput, times and traffic of an interval of training."""
+    """Throughput, times and traffic of an interval of training, as in `EpochRecord`; the times are this rank's."""
 
-    samples_per_second: float  # of all ranks together
-    # this rank's time outside and inside communication calls
+    samples_per_second: float
     compute_seconds: float
     communication_seconds: float
-    bytes_sent: int  # by all ranks, counted by the rule of ``comm/recorder.py``
-    # the part of `communication_seconds` that was spent waiting for messages of other stages and at barriers
+    bytes_sent: int
     waiting_seconds: float
 
     @classmethod

@@ -225,7 +225,7 @@ class TrainedNetwork:
         self.engine.load(weights)
         if reset_optimizer:
             self.engine.reset_optimizer()
-            self._state.restart(Progress())
+            self._state.progress, self._state.incomplete = Progress(), ""
             self.history = History()
 
     @collective

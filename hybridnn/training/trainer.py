@@ -25,11 +25,9 @@ from hybridnn.training.config import ADVICE, OPTIONS, DeviceOptions, TrainConfig
 from hybridnn.training.data_split import (
     DataSplit,
     balanced_weights,
-    constant_target,
+    doubts,
     epoch_order,
-    large_inputs,
     minibatches,
-    without_r2,
 )
 from hybridnn.training.device import TrainingDevice, resolve_device
 from hybridnn.training.epoch import EpochResult, Event, train_epochs
@@ -240,13 +238,10 @@ class Trainer(TrainedNetwork):
         train, test = self._splits(x, y, validation)
         self.engine.reserve(train.task, training=train.samples, forward=0 if test is None else test.samples)
         if y is not None and train.rows is not None and self.grid.rank == 0:
-            doubts = [constant_target(train.rows), large_inputs(train.rows) if self.step == 0 else ""]
-            if test is not None:
-                doubts.append(without_r2("validation", test.task, test.samples))
-            for doubt in filter(None, doubts):
+            for doubt in doubts(train.rows, test, is_first=self.step == 0):
                 warn_caller(doubt)
         if self.class_weight is not None:
-            self.engine.class_weights = self._class_weights(train)
+            self.engine.class_weights = balanced_weights(self.grid, train, self.model.sizes[-1], self.engine.dtype)
         per_epoch = self._steps_per_epoch(train)
         self.last_epoch = self.progress.epoch + epochs - 1
         self.last_step = self.step - self.progress.minibatches + epochs * per_epoch
@@ -325,11 +320,6 @@ class Trainer(TrainedNetwork):
         """Call the callbacks between two steps; whether one of them ends the training."""
         stops = [callback.between_steps(self, reached) for callback in callbacks]
         return any(stops)
-
-    def _class_weights(self, train: DataSplit) -> HostArray:
-        if train.task != "classification":
-            raise SettingError("training.class_weight", self.class_weight, "needs classes, and this is a regression")
-        return balanced_weights(self.grid, train, self.model.sizes[-1]).astype(self.engine.dtype)
 
     def _require_same_fit(self, epochs: int, callbacks: Sequence[Callback], progress: bool | None) -> None:
         """Compare the arguments of `fit` between ranks."""
@@ -432,7 +422,7 @@ class Trainer(TrainedNetwork):
         """
         self._require_replaceable("restore")
         self.engine.restore(lambda: read(self.engine.chunks, self.engine.states))
-        self._state.restart(progress)
+        self._state.progress, self._state.incomplete = progress, ""
         self.history = self.history.before(progress)
 
 
