@@ -87,16 +87,6 @@ def test_a_step_allocates_nothing(activation: str, residual: bool) -> None:
     assert max(peaks) < 0.02 * essentials(model, 512, slots=0), f"a step took {max(peaks):,} bytes"
 
 
-@pytest.mark.usefixtures("tracing")
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_a_step_without_gradients_allocates_nothing(momentum: float) -> None:
-    model = MLP([128, 256, 256, 256, 10])
-    x, y = samples_of(model, 5 * 64 + 7, True)
-    trainer = Trainer(model, SGD(momentum=momentum), batch_size=64, log_every=1)
-    # NumPy's own buffers are 32 kB; the gradient of a large layer would be 40 %.
-    assert max(peaks_of_steps(trainer, x, y)) < 0.1 * 4 * model.parameters
-
-
 @pytest.mark.mpi(ranks=[4])
 def test_a_step_on_a_grid_allocates_nothing(comm: MPI.Intracomm) -> None:
     model = MLP([128, 256, 256, 256, 10], residual=True)
@@ -238,14 +228,3 @@ def test_memory_that_ranks_share_is_told_truly(comm: MPI.Intracomm) -> None:
     tracemalloc.stop()
     assert trainer.memory_bytes == pytest.approx(held, abs=800_000), "the gradients are 7 MB"
     trainer.free()
-
-
-def test_evaluating_and_predicting_use_the_memory_of_the_training() -> None:
-    model = MLP([64, 256, 10])
-    x, y = samples_of(model, 300, True)
-    trainer = Trainer(model, batch_size=100)
-    trainer.fit(x, y, epochs=1)
-    before = trainer.memory_bytes
-    trainer.evaluate(x, y)
-    trainer.predict(x)
-    assert trainer.memory_bytes <= 1.02 * before

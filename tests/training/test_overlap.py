@@ -10,7 +10,6 @@ import pytest
 
 from hybridnn import MLP, ProcessGrid, TrainConfig, Trainer
 from hybridnn.config.settings import load_settings
-from hybridnn.errors import SettingError
 from hybridnn.runs.workload import layout_from_settings
 from hybridnn.training.layout_choice import resolve_layout
 
@@ -38,11 +37,6 @@ def test_a_trainer_on_one_node_sums_gradients_once(comm: MPI.Intracomm) -> None:
         calls = Counter(event.name for event in grid.recorder.events if event.axis == "batch")
         assert calls["allreduce"] > 1 if trainer.layout.overlap else calls["allreduce"] == 1, calls
         assert ("allreduce.wait" in calls) is trainer.layout.overlap, calls
-
-
-def test_a_trainer_refuses_other_words() -> None:
-    with pytest.raises(SettingError, match="overlap"):
-        Trainer(MLP([2, 1]), overlap="always")
 
 
 @pytest.mark.parametrize(("given", "expected"), [("auto", False), ("true", True), ("false", False)])
