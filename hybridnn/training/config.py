@@ -248,8 +248,7 @@ class TrainConfig:
 
 OPTIONS = {item.name: item for item in fields(TrainConfig) if "section" in item.metadata}
 """The fields of `TrainConfig` that a settings file may have as keys, by name."""
-OPTION_SECTIONS: dict[str, str] = {name: item.metadata["section"] for name, item in OPTIONS.items()}
-SETTING_NAMES = {name: f"{section}.{name}" for name, section in OPTION_SECTIONS.items() if section}
+SETTING_NAMES = {name: f"{section}.{name}" for name, item in OPTIONS.items() if (section := item.metadata["section"])}
 """Names of the options in a settings file."""
 
 

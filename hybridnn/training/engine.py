@@ -148,7 +148,9 @@ class Engine:
         if self._note_update is not None:
             self._note_update(minibatch)
         if self.config.clip_norm is not None:
-            self._clip(self.config.clip_norm)
+            norm = self.squared_gradient_norm()
+            for chunk in self.chunks:
+                chunk.replica.clip(norm, self.config.clip_norm)
         self.is_updating = True
         executor.update(minibatch)
         self.is_updating = False
@@ -187,17 +189,8 @@ class Engine:
             for chunk, (flat, views) in zip(self.chunks, saved, strict=True):
                 chunk.weights, chunk.parameters = flat, views
 
-    def _clip(self, limit: float) -> None:
-        """Scale the gradient down if its norm exceeds the limit; asynchronous on a device."""
-        norm = self.squared_gradient_norm()
-        for chunk in self.chunks:
-            chunk.replica.clip(norm, limit)
-
     def require_finite(self, test: Metrics | None, step: int) -> None:
-        """Check that the weights after a step and the validation loss are finite.
-
-        Raises `NonFiniteLossError` on every rank.
-        """
+        """Raise `NonFiniteLossError` on every rank unless weights after a step and the validation loss are finite."""
         if not np.isfinite(self.squared_norms([chunk.weights for chunk in self.chunks])).all():
             self.stop(f"the weights are no longer finite after step {step}", step)
         if test is not None and not isfinite(test.loss):
@@ -350,8 +343,7 @@ class Engine:
     def loss(self, task: str, *, weighted: bool = True) -> Callable[[StageArrays, int, HostArray], None]:
         """The function that computes the sum of the losses of a microbatch, and the gradient of the mean loss.
 
-        The mean is that over the minibatch of all ranks: sums travel, and are divided once by its number of samples, so
-        that the gradient does not depend on the distribution of the samples.
+        The mean is that over the minibatch of all ranks, whatever the distribution of the samples.
         """
         kernels, classifies = self.kernels, resolve_loss(self.config.model, task) == "cross_entropy"
 

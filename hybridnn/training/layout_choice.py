@@ -95,7 +95,6 @@ def resolve_layout(config: TrainConfig, stages: StageShapes, node_ranks: int, *,
 
 
 def _require_partition(config: TrainConfig, stages: int, chunks: int) -> None:
-    """Raise a `SettingError` for more chunks than layers, or layers of the chunks that do not fit them."""
     from hybridnn.pipeline.partition import check_partition, check_stages
 
     partition, layers = config.partition, len(config.model.layers)

@@ -81,9 +81,9 @@ class TrainingState:
 
     def __init__(self, lock: threading.RLock) -> None:
         self._lock, self._progress = lock, Progress()
-        self._reached: Callable[[int], Progress] = self._no_step
         self.is_fitting = self.in_step = self._interrupted = False
         self.done, self.incomplete = 0, ""
+        self._reached: Callable[[int], Progress]  # while `done` counts
 
     @property
     def step(self) -> int:
@@ -111,7 +111,7 @@ class TrainingState:
         try:
             yield
         finally:
-            self.progress, self._reached = self.progress, self._no_step
+            self.progress = self.progress  # with none in `done`
 
     @contextmanager
     def shown_as_of(self, step: int) -> Iterator[None]:
@@ -122,9 +122,6 @@ class TrainingState:
         finally:
             if step < true.step:
                 self.progress = true
-
-    def _no_step(self, done: int) -> Progress:
-        return self._progress
 
     @contextmanager
     def entered(self, method: str) -> Iterator[None]:

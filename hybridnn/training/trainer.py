@@ -286,6 +286,10 @@ class Trainer(TrainedNetwork):
         # Positions between steps are made for those only that look at them.
         pausing = [callback for callback in callbacks if type(callback).between_steps is not Callback.between_steps]
 
+        def pause(reached: StepPosition) -> bool:
+            """Call the callbacks between two steps; whether one of them ends the training."""
+            return any([callback.between_steps(self, reached) for callback in pausing])
+
         def take(event: Event) -> bool:
             """Add an event to the history and call the callbacks; whether one of them ends the training."""
             stops = False
@@ -298,7 +302,7 @@ class Trainer(TrainedNetwork):
                 for callback in callbacks:
                     callback.on_evaluation(self, event)
             elif isinstance(event, StepPosition):
-                stops = self._pause(event, pausing)
+                stops = pause(event)
                 if stops:
                     self._state.progress = event.progress()
             else:
@@ -314,12 +318,7 @@ class Trainer(TrainedNetwork):
         if stops:
             return True
         rate = self.history.epochs[-1].learning_rate
-        return self._pause(StepPosition(self.step, 0, rate, lambda: self.progress), pausing)
-
-    def _pause(self, reached: StepPosition, callbacks: Sequence[Callback]) -> bool:
-        """Call the callbacks between two steps; whether one of them ends the training."""
-        stops = [callback.between_steps(self, reached) for callback in callbacks]
-        return any(stops)
+        return pause(StepPosition(self.step, 0, rate, lambda: self.progress))
 
     def _require_same_fit(self, epochs: int, callbacks: Sequence[Callback], progress: bool | None) -> None:
         """Compare the arguments of `fit` between ranks."""
