@@ -205,8 +205,8 @@ def require_memory(
     if MOST_ARRAYS * elements * itemsize + ranks * more < LEAST_CHECKED:
         return
     from hybridnn.comm.hosts import available_memory, free_address_space  # small trainings do not need them
+    from hybridnn.cost.prediction import Workload
     from hybridnn.cost.prediction.memory import stage_memory
-    from hybridnn.cost.prediction.workload import Workload
 
     workload = Workload(
         model,
