@@ -309,26 +309,14 @@ class Kernels:
     def count_correct(self, logits: Array, labels: Array, correct: Array) -> None:
         """Count samples whose largest logit is that of the label; asynchronous on a device.
 
-        Parameters
-        ----------
-        logits : array, shape (classes, n)
-        labels : array of int64, shape (n,)
-        correct : array of float64, shape (1,)
-            Receives the number.
+        `correct`, float64, shape (1,), receives the number; `logits` and `labels` as in `cross_entropy`.
         """
         correct[0] = np.count_nonzero(logits.argmax(axis=0) == labels)
 
     def squared_norms(self, flat: Array, ends: Sequence[int]) -> NDArray[np.float64]:
-        """Sums of squares of consecutive parts of `flat`, on the host; waits for the device.
+        """Sums of squares of consecutive parts of `flat`, shape (len(ends),), on the host; waits for the device.
 
-        Parameters
-        ----------
-        ends : sequence of int
-            Part i is ``flat[ends[i - 1]:ends[i]]``, with 0 as the first start.
-
-        Returns
-        -------
-        ndarray, shape (len(ends),)
+        Part i is ``flat[ends[i - 1]:ends[i]]``, with 0 as the first start.
         """
         return np.array([squared_norm(flat[start:stop]) for start, stop in pairwise((0, *ends))])
 
@@ -339,11 +327,7 @@ class Kernels:
     def clip_to_norm(self, flat: Array, squared_norm: Array, limit: float) -> None:
         """Scale `flat` by limit / norm if the norm is above `limit`.
 
-        Parameters
-        ----------
-        flat : array, shape (n,)
-        squared_norm : array of float64, shape (1,)
-            Of all parameters, of which `flat` may be a part.
+        `squared_norm`, float64, shape (1,), is that of all parameters, of which `flat` may be a part.
         """
         norm = sqrt(squared_norm[0])
         if norm > limit:
