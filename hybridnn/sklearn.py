@@ -23,7 +23,7 @@ from hybridnn.data.rows import require_unmasked
 from hybridnn.errors import DataError, EnvironmentProblem, HybridnnError, warn_caller
 from hybridnn.in_process import run_ranks
 from hybridnn.nn.mlp import MLP
-from hybridnn.nn.optimizers import SGD, Adam, AdamW, Optimizer, RMSprop
+from hybridnn.nn.optimizers import SGD, Optimizer, optimizers
 from hybridnn.parallel.grid import ProcessGrid, all_ranks_group
 from hybridnn.training.callbacks import EarlyStopping
 from hybridnn.training.records import MONITORS, EpochRecord
@@ -49,9 +49,7 @@ __all__ = ["MLPClassifier", "MLPRegressor"]
 
 Array = NDArray[Any]
 Trained = tuple[dict[str, Array], list[EpochRecord], bool]  # weights, records of the epochs, and whether it was ended
-SOLVERS: Mapping[str, Callable[..., Optimizer]] = MappingProxyType(
-    {"sgd": SGD, "adam": Adam, "adamw": AdamW, "rmsprop": RMSprop}
-)
+SOLVERS: Mapping[str, Callable[..., Optimizer]] = MappingProxyType({kind.name: kind for kind in optimizers()})
 LARGEST_AUTO_BATCH = 200
 SAMPLES = {"accept_sparse": "csr", "dtype": (np.float64, np.float32)}  # those that `validate_data` passes
 
@@ -362,7 +360,8 @@ class MLPClassifier(ClassifierMixin, _MLP):  # type: ignore[misc]
         Width of every hidden layer.
     activation : {"relu", "tanh", "sigmoid", "logistic", "selu", "identity"}
         Of the hidden layers; ``"logistic"`` is ``"sigmoid"``.
-    solver : {"adam", "sgd", "adamw", "rmsprop"}
+    solver : str
+        Name of an optimizer, as ``"adam"``, ``"sgd"`` or ``"adamw"``.
     learning_rate_init : float
         Learning rate.
     momentum : float

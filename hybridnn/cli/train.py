@@ -32,7 +32,7 @@ from hybridnn.errors import SettingError, one_line
 with paused_collector():
     from hybridnn.config.settings import Settings, load_settings
     from hybridnn.data.table_options import Categories, Missing
-    from hybridnn.nn.optimizer_names import OPTIMIZERS
+    from hybridnn.nn.optimizers import optimizers
     from hybridnn.training.config import OPTIONS
     from hybridnn.utils.settings_models import by_dotted_name
     from hybridnn.utils.text import command_argument
@@ -158,7 +158,7 @@ def train(
         Override,
         _setting(
             "optimizer.name",
-            f"Optimizer: {', '.join(kind.name for kind in OPTIMIZERS)}",
+            f"Optimizer: {', '.join(kind.name for kind in optimizers())}",
             "NAME",
             _text,
             setting_values("optimizer.name"),

@@ -23,8 +23,7 @@ from hybridnn.data.table_options import FORMER_KEYS, Categories, Missing, checke
 from hybridnn.errors import SettingError
 from hybridnn.nn.learning_rates import SCHEDULES, Constant, LearningRateSchedule
 from hybridnn.nn.mlp import MLP, Activation, Initializer, Loss, resolve_loss
-from hybridnn.nn.optimizer_names import OPTIMIZERS, installed_optimizers
-from hybridnn.nn.optimizers import SGD, Optimizer
+from hybridnn.nn.optimizers import SGD, Optimizer, installed_optimizers, optimizers
 from hybridnn.parallel.grid import StageShapes, resolve_axes, resolve_stages
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS, OWN_METHODS, too_few_stages
@@ -334,7 +333,7 @@ class Settings(Section):
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
     training: TrainingSettings = TrainingSettings()
-    optimizer: Annotated[Optimizer, FieldsOf(*OPTIMIZERS, others=installed_optimizers)] = SGD()
+    optimizer: Annotated[Optimizer, FieldsOf(*optimizers(), others=installed_optimizers)] = SGD()
     schedule: Annotated[LearningRateSchedule, FieldsOf(*SCHEDULES)] = Constant()
     parallel: ParallelSettings = ParallelSettings()
     device: Annotated[DeviceOptions, FieldsOf(DeviceOptions)] = DeviceOptions()
@@ -442,7 +441,7 @@ def _package_notes(settings: Settings) -> str:
     others = {}
     if settings.parallel.method not in OWN_METHODS:
         others["parallel.method"] = settings.parallel.method
-    if type(settings.optimizer) not in OPTIMIZERS:
+    if type(settings.optimizer) not in optimizers():
         others["optimizer.name"] = settings.optimizer.name
     if not others:
         return ""

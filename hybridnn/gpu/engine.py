@@ -43,8 +43,8 @@ from hybridnn.pipeline.execution.executor import Executor, Minibatch
 from hybridnn.pipeline.schedules.instructions import Update
 from hybridnn.training.data_split import DataSplit
 from hybridnn.training.device import TrainingDevice
-from hybridnn.training.engine import Engine, Load
-from hybridnn.training.metrics import MinibatchLosses
+from hybridnn.training.engine import Engine, Executors, Load
+from hybridnn.training.epoch import MinibatchLosses
 
 # -- steps as CUDA graphs --------------------------------------------------------------------------------------------
 
@@ -256,8 +256,8 @@ class GpuEngine(Engine):
 
     def __init__(self, *arguments: Any, capture: StepCapture | None = None, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        config, grid, layout = self.config, self._grid, self.layout
-        self.samples = DeviceSampleCache(self._kernels, grid, self.dtype)
+        config, grid, layout = self.config, self.grid, self.layout
+        self.samples = DeviceSampleCache(self.kernels, grid, self.dtype)
         self._graphs: CudaGraphSteps | None = None
         if capture is not None:
             chunk, state = self.chunks[0], self.states[0]
@@ -265,7 +265,7 @@ class GpuEngine(Engine):
         if grid.pipeline == 1:  # forward passes of more samples, in workspaces of their own
             forward = layout.largest_schedules()[1]
             plans = [plan_chunk((forward, forward), 0, index) for index in range(layout.chunks)]
-            self._forward = self._executors(plans)
+            self.forward = Executors(self, plans)
 
     def place(self, split: DataSplit, given: object, keep_as: str | None) -> DataSplit:
         """As `Engine.place`: on the device if they fit, unless rank 0 scatters them from host memory; collective."""
@@ -273,9 +273,9 @@ class GpuEngine(Engine):
 
     def _loading(self, split: DataSplit, batches: Sequence[NDArray[np.int64]]) -> tuple[Load, Sequence[Any]]:
         if isinstance(split, DeviceSplit):
-            return gather_on_device(split.on_device, batches, self._kernels, self._grid)
+            return gather_on_device(split.on_device, batches, self.kernels, self.grid)
         load, samples = super()._loading(split, batches)
-        return read_and_copy(load, self._kernels), samples
+        return read_and_copy(load, self.kernels), samples
 
     def train(self, split: DataSplit, minibatches: Sequence[Minibatch], losses: MinibatchLosses) -> Iterator[Minibatch]:
         """As `Engine.train`; steps on samples in device memory are replayed as CUDA graphs."""
@@ -290,10 +290,10 @@ class GpuEngine(Engine):
             self.is_updating = False
             yield minibatch
 
-    def _forward_size(self, samples: int) -> int:
+    def forward_size(self, samples: int) -> int:
         """Samples of a forward pass: those of a microbatch, or without a pipeline more."""
-        microbatch, sizes = super()._forward_size(samples), self.config.model.sizes
-        if self._grid.pipeline > 1:
+        microbatch, sizes = super().forward_size(samples), self.config.model.sizes
+        if self.grid.pipeline > 1:
             return microbatch
         bytes_per_sample = (sum(sizes) + 2 * max(sizes)) * self.dtype.itemsize
         return max(microbatch, min(EVALUATED_SAMPLES, EVALUATION_BYTES // bytes_per_sample))

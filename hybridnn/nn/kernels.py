@@ -309,26 +309,14 @@ class Kernels:
     def count_correct(self, logits: Array, labels: Array, correct: Array) -> None:
         """Count samples whose largest logit is that of the label; asynchronous on a device.
 
-        Parameters
-        ----------
-        logits : array, shape (classes, n)
-        labels : array of int64, shape (n,)
-        correct : array of float64, shape (1,)
-            Receives the number.
+        `correct`, float64, shape (1,), receives the number; `logits` and `labels` as in `cross_entropy`.
         """
         correct[0] = np.count_nonzero(logits.argmax(axis=0) == labels)
 
     def squared_norms(self, flat: Array, ends: Sequence[int]) -> NDArray[np.float64]:
-        """Sums of squares of consecutive parts of `flat`, on the host; waits for the device.
+        """Sums of squares of consecutive parts of `flat`, shape (len(ends),), on the host; waits for the device.
 
-        Parameters
-        ----------
-        ends : sequence of int
-            Part i is ``flat[ends[i - 1]:ends[i]]``, with 0 as the first start.
-
-        Returns
-        -------
-        ndarray, shape (len(ends),)
+        Part i is ``flat[ends[i - 1]:ends[i]]``, with 0 as the first start.
         """
         return np.array([squared_norm(flat[start:stop]) for start, stop in pairwise((0, *ends))])
 
@@ -339,11 +327,7 @@ class Kernels:
     def clip_to_norm(self, flat: Array, squared_norm: Array, limit: float) -> None:
         """Scale `flat` by limit / norm if the norm is above `limit`.
 
-        Parameters
-        ----------
-        flat : array, shape (n,)
-        squared_norm : array of float64, shape (1,)
-            Of all parameters, of which `flat` may be a part.
+        `squared_norm`, float64, shape (1,), is that of all parameters, of which `flat` may be a part.
         """
         norm = sqrt(squared_norm[0])
         if norm > limit:
@@ -362,20 +346,9 @@ class Kernels:
         """One step of SGD, PyTorch's update with the velocity starting at zero.
 
         ``g += weight_decay * w; v = momentum * v + (1 - dampening) * g``, and
-        ``w -= lr * (g + momentum * v if nesterov else v)``.
-
-        Parameters
-        ----------
-        weights, gradient : ndarray, shape (n,)
-            Not changed, unless `out` is `weights`.
-        velocity : ndarray, shape (n,), or None
-            None if the momentum is 0.
-        out : ndarray, shape (n,)
-            Receives the new weights; may be `weights`.
-        scratch : ndarray, shape (at least min(UPDATE_BLOCK, n),)
-            Overwritten.
-        scalars : (float,)
-            The learning rate, of `Optimizer.step_scalars`.
+        ``w -= lr * (g + momentum * v if nesterov else v)``. Arrays have the shape (n,): `out` receives the new weights
+        and may be `weights`; `velocity` is None if the momentum is 0; `scratch`, at least min(UPDATE_BLOCK, n), is
+        overwritten. `scalars` are those of `Optimizer.step_scalars`: the learning rate.
         """
         lr, momentum, weight_decay = scalars[0], settings.momentum, settings.weight_decay
         for start in range(0, weights.size, UPDATE_BLOCK):
@@ -412,17 +385,9 @@ class Kernels:
     ) -> None:
         """One step of Adam (Kingma and Ba 2015, Algorithm 1), or of AdamW if the weight decay is decoupled.
 
-        Parameters
-        ----------
-        weights, gradient, first, second : ndarray, shape (n,)
-            The first two are not changed, unless `out` is `weights`; `first` and `second` are the running moments.
-        out : ndarray, shape (n,)
-            Receives the new weights; may be `weights`.
-        scratch : ndarray, shape (2 * min(UPDATE_BLOCK, n),)
-            Overwritten.
-        scalars : (float, float, float)
-            Step size, with the first moment's bias correction; root of the second moment's bias correction; and the
-            factor on the weights by decoupled weight decay.
+        Arrays as in `sgd_update`, with the running moments `first` and `second`, and `scratch` of twice its size.
+        `scalars` are the step size with the first moment's bias correction, the root of the second moment's, and the
+        factor on the weights by decoupled weight decay.
         """
         beta1, beta2 = settings.betas
         step_size, root_correction, keep = scalars
@@ -456,13 +421,9 @@ class Kernels:
             np.subtract(w, t, out=out[start : start + UPDATE_BLOCK])
 
     def sgd_prediction(self, weights: Array, velocity: Array, out: Array, distance: float) -> None:
-        """Weights extrapolated along the velocity, ``out = w - distance * v``.
+        """Weights extrapolated along the velocity, ``out = w - distance * v``, of arrays of shape (n,).
 
-        Parameters
-        ----------
-        weights, velocity, out : ndarray, shape (n,)
-        distance : float
-            Number of steps times the learning rate.
+        The distance is the number of steps times the learning rate.
         """
         for start in range(0, weights.size, UPDATE_BLOCK):
             t = out[start : start + UPDATE_BLOCK]
@@ -478,14 +439,9 @@ class Kernels:
         eps: float,
         corrections: tuple[float, float],
     ) -> None:
-        """Weights extrapolated along Adam's direction of the last update, without weight decay.
+        """Weights extrapolated along Adam's direction of the last update, without weight decay; arrays of shape (n,).
 
-        Parameters
-        ----------
-        weights, first, second, out : ndarray, shape (n,)
-            `first` and `second` are the running moments.
-        corrections : (float, float)
-            The first two scalars of `adam_update`, with the learning rate times the number of steps.
+        `corrections` are the first two scalars of `adam_update`, with the learning rate times the number of steps.
         """
         step_size, root_correction = corrections
         for start in range(0, weights.size, UPDATE_BLOCK):

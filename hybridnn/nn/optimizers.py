@@ -7,8 +7,9 @@ at multiples of `SLICE_UNIT` gives the same bits as updating all of it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import sqrt
 from types import MappingProxyType
 from typing import ClassVar
@@ -17,7 +18,15 @@ import numpy as np
 
 from hybridnn.errors import SettingError
 from hybridnn.nn.kernels import UPDATE_BLOCK, Array, Kernels
-from hybridnn.utils.checks import AtLeastZero, BelowOne, Fraction, Positive, require_fields, with_advice
+from hybridnn.utils.checks import (
+    AtLeastZero,
+    BelowOne,
+    Fraction,
+    Positive,
+    must_be_one_of,
+    require_fields,
+    with_advice,
+)
 
 OTHER_NAMES = MappingProxyType({"learning_rate": "did you mean lr?"})
 """Names of other libraries for arguments of optimizers."""
@@ -372,3 +381,31 @@ class NAdam(Optimizer):
     def _momentum(self, step: int) -> float:
         left: float = 0.96 ** (step * self.momentum_decay)
         return self.betas[0] * (1.0 - 0.5 * left)
+
+
+@cache
+def optimizers() -> tuple[type[Optimizer], ...]:
+    """The optimizers that settings can name; the first is the default."""
+    from hybridnn.nn.delayed_updates import PipeMareAdam, PipeMareSGD, SpikeSGD  # few trainings need them
+
+    return SGD, SpikeSGD, PipeMareSGD, Adam, AdamW, NAdam, PipeMareAdam, RMSprop
+
+
+@cache
+def installed_optimizers() -> Mapping[str, type[Optimizer]]:
+    """Optimizers that installed packages add by entry points."""
+    from hybridnn.utils.plugins import installed
+
+    def is_one(found: object) -> bool:
+        return isinstance(found, type) and issubclass(found, Optimizer)
+
+    return dict(installed("optimizer.name", "optimizer", is_one, [kind.name for kind in optimizers()]))
+
+
+def find_optimizer(name: str) -> Optimizer:
+    """An optimizer of a name, such as ``"adam"``, with its default settings."""
+    kinds = {kind.name: kind for kind in optimizers()}
+    kind = kinds.get(name.lower()) or installed_optimizers().get(name)
+    if kind is None:
+        raise SettingError("optimizer", name, must_be_one_of([*kinds, *installed_optimizers()]))
+    return kind()

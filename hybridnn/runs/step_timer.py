@@ -47,7 +47,7 @@ class TrainingTimer:
         def train() -> None:
             batches = [generator.integers(samples, size=case.batch_size) for _ in range(STEPS)]
             minibatches = engine.make_minibatches(split, batches, [RATE] * STEPS, first=engine.updates)
-            train_epochs(engine, self._grid, split, [minibatches], state, lambda event: False)
+            train_epochs(engine, split, [minibatches], state, lambda event: False)
 
         train()  # warm-up
         instructions = len(case.layout.schedule(1).orders[0])
@@ -65,7 +65,7 @@ class TrainingTimer:
         )
         device = TrainingDevice(NUMPY, "cpu", "")
         engine = device.make_engine(config, self._grid, case.layout)
-        engine.arrays.initialize(0)
+        engine.initialize()
         return engine
 
     def _timed(self, train: Callable[[], None], instructions: int) -> StepTime:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from inspect import Parameter, Signature, signature
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -37,6 +38,8 @@ from hybridnn.utils.checks import (
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+Init = TypeVar("Init", bound=Callable[..., None])
 
 DTYPES = ("float32", "float64")
 DEVICES = ("auto", "cpu", "gpu")
@@ -85,16 +88,9 @@ class DeviceOptions:
 
 
 def option(section: str, default: Any, help: str, *, of_pipelines: bool = False) -> Any:
-    """Declare an option of `TrainConfig`.
+    """Declare an option of `TrainConfig`, with its section of a settings file; empty: it is no key of one.
 
-    Parameters
-    ----------
-    section : str
-        Section of the settings file that has the option as a key; empty: none has.
-    help : str
-        Meaning, for the documentation and for ``--help``.
-    of_pipelines : bool
-        Whether the option has no effect on a single stage.
+    `of_pipelines` is for options without effect on a single stage.
     """
     return field(default=default, metadata={"section": section, "help": help, "of_pipelines": of_pipelines})
 
@@ -210,7 +206,7 @@ class TrainConfig:
         "parallel", None, "Chunks per stage; none: 2 for `interleaved`, else 1.", of_pipelines=True
     )
     partition: Annotated[
-        str | tuple[int, ...],
+        str | Sequence[int],
         Checked(_partition, "'balanced', 'uniform', 'profile' or a list of layer counts, for example [4, 4, 3]"),
     ] = option(
         "parallel",
@@ -252,9 +248,49 @@ class TrainConfig:
 
 OPTIONS = {item.name: item for item in fields(TrainConfig) if "section" in item.metadata}
 """The fields of `TrainConfig` that a settings file may have as keys, by name."""
-OPTION_SECTIONS: dict[str, str] = {name: item.metadata["section"] for name, item in OPTIONS.items()}
-SETTING_NAMES = {name: f"{section}.{name}" for name, section in OPTION_SECTIONS.items() if section}
+SETTING_NAMES = {name: f"{section}.{name}" for name, item in OPTIONS.items() if (section := item.metadata["section"])}
 """Names of the options in a settings file."""
+
+
+class TrainOptions(TypedDict, total=False):
+    """Types of the options for type checkers, which read literal source; a test compares them with `TrainConfig`."""
+
+    schedule: LearningRateSchedule
+    batch_size: int
+    shuffle: bool
+    seed: int
+    dtype: DTypeLike
+    clip_norm: float | None
+    class_weight: str | None
+    evaluate_every: int
+    evaluate_every_steps: int
+    drain_every: int
+    distribution: str
+    log_every: int
+    stall_seconds: float
+    model_split: str
+    overlap: bool | str
+    shared_replicas: bool | str
+    method: str
+    microbatches: int | None
+    chunks: int | None
+    partition: str | Sequence[int]
+    barriers: bool
+    weight_grad: str
+    synchronous_sends: bool
+
+
+def show_options(init: Init) -> Init:
+    """Decorator of an ``__init__`` with ``**options``: its signature names them, with their defaults."""
+    *named, _ = signature(init).parameters.values()
+    defaults = {"schedule": Constant()} | {name: item.default for name, item in OPTIONS.items()}
+    options = [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=defaults[name], annotation=kind.__forward_arg__)
+        for name, kind in TrainOptions.__annotations__.items()
+    ]
+    init.__signature__ = Signature([*named, *options])  # type: ignore[attr-defined]
+    return init
+
 
 TrainConfig.__doc__ = f"{TrainConfig.__doc__}\n    Attributes\n    ----------\n" + "".join(
     f"    {name} : by default {item.default!r}\n        {item.metadata['help']}\n" for name, item in OPTIONS.items()

@@ -12,9 +12,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.agreement import agree
 from hybridnn.data import ArrayRows, Rows, as_rows
-from hybridnn.data.preparation import require_finite_rows
 from hybridnn.data.rows import as_array, constant_targets, require_finite
-from hybridnn.errors import DataError
+from hybridnn.errors import DataError, SettingError
 from hybridnn.nn.mlp import MLP
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.utils.text import counted
@@ -120,6 +119,8 @@ def _checked_rows(model: MLP, x: Any, y: NDArray[Any] | None, what: str, dtype: 
     if x is None:
         raise DataError(f"{what}: this rank was given no samples")
     if hasattr(x, "take") and hasattr(x, "targets_shape"):
+        from hybridnn.data.preparation import require_finite_rows  # not for arrays
+
         rows: Rows = x
         require_finite_rows(rows, dtype, what)
     else:
@@ -198,8 +199,10 @@ def without_r2(part: str, task: str, samples: int) -> str:
     return f"the {part} data are a single sample, of which there is no R²: it chooses no epoch and ends no training"
 
 
-def balanced_weights(grid: ProcessGrid, split: DataSplit, classes: int) -> NDArray[np.float64]:
+def balanced_weights(grid: ProcessGrid, split: DataSplit, classes: int, dtype: DTypeLike) -> NDArray[Any]:
     """Samples / (classes that occur * samples of the class), shape (classes,), by rank 0's labels; collective."""
+    if split.task != "classification":
+        raise SettingError("training.class_weight", "balanced", "needs classes, and this is a regression")
     counts = np.zeros(classes, np.int64)
     if grid.rank == 0 and split.rows is not None:
         for start in range(0, split.samples, LABELS_READ):
@@ -207,23 +210,19 @@ def balanced_weights(grid: ProcessGrid, split: DataSplit, classes: int) -> NDArr
             split.rows.take(np.arange(start, start + len(labels)), None, labels)
             counts += np.bincount(labels, minlength=classes)
     grid.world.broadcast(counts)
-    return np.divide(split.samples / np.count_nonzero(counts), counts, out=np.zeros(classes), where=counts > 0)
+    weights = np.divide(split.samples / np.count_nonzero(counts), counts, out=np.zeros(classes), where=counts > 0)
+    return weights.astype(dtype)
 
 
-def constant_target(rows: Rows) -> str:
-    """That all samples in arrays have the same target, as text; empty if not."""
-    if not isinstance(rows, ArrayRows) or not constant_targets(rows.y).all():
-        return ""
-    return f"all {rows.samples:,} samples have the target {rows.y[0].tolist()}: there is nothing to learn"
-
-
-def large_inputs(rows: Rows) -> str:
-    """That a column of inputs in arrays is far larger than a network can use, as text; empty if not."""
-    column = large_column(rows) if isinstance(rows, ArrayRows) else None
-    if column is None:
-        return ""
-    advice = "standardize the inputs, or they will hardly be learned: (x - x.mean(axis=0)) / x.std(axis=0)"
-    return f"column {column} of x has inputs beyond {LARGE_INPUT:,.0f}: {advice}"
+def doubts(rows: Rows, test: DataSplit | None, *, is_first: bool) -> Iterator[str]:
+    """What makes a training on arrays doubtful, as texts; the inputs are looked at before the first one."""
+    if isinstance(rows, ArrayRows) and constant_targets(rows.y).all():
+        yield f"all {rows.samples:,} samples have the target {rows.y[0].tolist()}: there is nothing to learn"
+    if is_first and isinstance(rows, ArrayRows) and (column := large_column(rows)) is not None:
+        advice = "standardize the inputs, or they will hardly be learned: (x - x.mean(axis=0)) / x.std(axis=0)"
+        yield f"column {column} of x has inputs beyond {LARGE_INPUT:,.0f}: {advice}"
+    if test is not None and (text := without_r2("validation", test.task, test.samples)):
+        yield text
 
 
 def large_column(rows: Rows) -> int | None:

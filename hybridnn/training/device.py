@@ -33,8 +33,7 @@ class TrainingDevice:
     def make_engine(self, config: TrainConfig, grid: ProcessGrid, layout: Layout) -> Engine:
         """Make the engine of a training, with the parameters of `Engine`; collective over the grid.
 
-        Raises `SettingError` on every rank: the arrays do not fit the memory of one, or ``shared_replicas`` is true and
-        impossible; `GridError` as for `choose_sharing`.
+        Raises `SettingError` on every rank, as `choose_sharing` and `require_memory`.
         """
         layout, sharing = choose_sharing(config, grid, layout, on_host=self.kernels.on_host)
         require_memory(config, grid, layout, self.kernels)
@@ -59,23 +58,12 @@ def resolve_device(
 ) -> TrainingDevice:
     """Choose the device of all ranks and attach its transport to the grid; collective, with no message in flight.
 
-    Parameters
-    ----------
-    device : str, DeviceOptions or TrainingDevice
-        A name stands for `DeviceOptions` with this name. A `TrainingDevice` that was chosen for the grid before is
-        returned unchanged: several trainers on one grid may share it. With NCCL, every call for a grid opens a new
-        connection of the ranks and ends the previous one.
-    grid : ProcessGrid
-        On a GPU, its groups accept arrays of the GPU after this call. `ProcessGrid.disconnect` ends the connections
-        other than MPI; to be called after the last training with the device.
+    A name stands for `DeviceOptions` with this name. A `TrainingDevice` that was chosen for the grid before is returned
+    unchanged: several trainers may share it. With NCCL, every call for a grid opens a new connection of the ranks and
+    ends the previous one; `ProcessGrid.disconnect` ends the last.
 
-    Raises
-    ------
-    SettingError
-        On every rank: a name is unknown.
-    EnvironmentProblem
-        On every rank: a requested device or transport is not available; the message names what was found and what to
-        install.
+    Raises `EnvironmentProblem` on every rank: a requested device or transport is not available; the message names what
+    was found and what to install.
     """
     if isinstance(device, TrainingDevice):
         return device

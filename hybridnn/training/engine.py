@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from math import ceil, isfinite, sqrt
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -13,12 +12,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.comm.agreement import agree, broadcast_text
+from hybridnn.comm.agreement import agree
 from hybridnn.comm.blocks import block_slice
 from hybridnn.data.rows import dense
 from hybridnn.errors import NonFiniteLossError
 from hybridnn.nn.kernels import NUMPY, Array, HostArray, Kernels, weighted_cross_entropy
 from hybridnn.nn.mlp import resolve_loss
+from hybridnn.nn.parameters import parameter_name
 from hybridnn.parallel.distribution import make_fetch
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk, ReplicaConfig
@@ -31,25 +31,19 @@ from hybridnn.pipeline.execution.chunk_runtime import (
     make_runtime,
     plan_chunk,
 )
-from hybridnn.pipeline.execution.executor import Executor, Loss, Minibatch, NoteWeights
+from hybridnn.pipeline.execution.executor import Executor, Minibatch, NoteWeights
 from hybridnn.pipeline.execution.program import make_program
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS, Method
+from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.training.config import TrainConfig
-from hybridnn.training.data_split import DataSplit, minibatches
-from hybridnn.training.global_arrays import GlobalArrays
+from hybridnn.training.data_split import DataSplit
 from hybridnn.training.layout_choice import does_not_fit, require_memory
-from hybridnn.training.metrics import (
-    ClassificationSums,
-    Metrics,
-    MinibatchLosses,
-    RegressionSums,
-    broadcast_from_last_stage,
-)
 
 if TYPE_CHECKING:
-    from hybridnn.nn.optimizers import OptimizerState
     from hybridnn.parallel.shared_replica import Sharing
+    from hybridnn.training.epoch import MinibatchLosses
+    from hybridnn.training.metrics import Metrics
 
 Load = Callable[[Any, int, int, Array | None, Array | None], None]
 """``load(samples, start, stop, x, y)`` of `Minibatch`."""
@@ -72,7 +66,7 @@ class Engine:
         kernels: Kernels = NUMPY,
     ) -> None:
         self.config, self.layout, self.dtype = config, layout, np.dtype(config.dtype)
-        self._grid, self._sharing, self._kernels = grid, sharing, kernels
+        self.grid, self._sharing, self.kernels = grid, sharing, kernels
         kernels.compile(self.dtype)
         schedules = layout.largest_schedules()
         if grid.pipeline > 1:
@@ -84,13 +78,13 @@ class Engine:
             for layers in layout.layers_of(config.model, grid.pipeline_rank)
         ]
         self.states = [chunk.replica.new_state(config.optimizer, chunk.weights) for chunk in self.chunks]
-        self.arrays = GlobalArrays(config.model, grid, layout, self.chunks)
+        self._norms = [kernels.zeros((1,), np.float64) for _ in self.chunks]
         self.class_weights: Array | None = None  # shape (outputs,), factors of the training loss
         self._fetch = make_fetch(grid, config.distribution)
         self._note_update: Callable[[Minibatch], None] | None = None
         self._task = ""
         self.is_updating = False  # whether weights or optimizer state are being changed
-        self._training = self._forward = self._executors(plans)
+        self.training = self.forward = Executors(self, plans)
 
     @property
     def updates(self) -> int:
@@ -98,10 +92,6 @@ class Engine:
         return self.states[0].updates
 
     # -- training ----------------------------------------------------------------------------------------------------
-
-    def new_losses(self, minibatches: Sequence[Minibatch]) -> MinibatchLosses:
-        """Workspace for the losses of the next minibatches; losses that are not finite end the training."""
-        return MinibatchLosses(self._kernels, self._grid, minibatches, self._stop)
 
     def place(self, split: DataSplit, given: object, keep_as: str | None) -> DataSplit:
         """The samples of a split where steps read them: on the host, where they are.
@@ -131,20 +121,15 @@ class Engine:
         return load, batches
 
     def train(self, split: DataSplit, minibatches: Sequence[Minibatch], losses: MinibatchLosses) -> Iterator[Minibatch]:
-        """Do one update on each minibatch.
+        """Do one update on each minibatch, and yield it then; with an exact method on the CPU its loss is fetched.
 
         Raises `NonFiniteLossError` on every rank; with an exact method on the CPU before the weights are changed.
-
-        Yields
-        ------
-        Minibatch
-            After its update. With an exact method on the CPU its loss has been fetched.
         """
         executor, exact = self._begin(split.task, minibatches), self.layout.exact
-        take_loss = losses.add if exact and self._kernels.on_host else losses.note
+        take_loss = losses.add if exact and self.kernels.on_host else losses.note
         for minibatch in minibatches:
             if exact:  # an evaluation between two steps may have replaced the workspaces by larger ones
-                executor = self._training.executor(split.task, 1, trains=True)
+                executor = self.training.executor(split.task, 1, trains=True)
             self._step(executor, minibatch, take_loss)
             yield minibatch
 
@@ -152,7 +137,7 @@ class Engine:
         """The executor for these minibatches, begun: an exact method repeats the program of one."""
         self._task = task
         self.reserve(task, training=max(minibatch.size for minibatch in minibatches))
-        executor = self._training.executor(task, 1 if self.layout.exact else len(minibatches), trains=True)
+        executor = self.training.executor(task, 1 if self.layout.exact else len(minibatches), trains=True)
         executor.begin(minibatches)
         return executor
 
@@ -163,7 +148,9 @@ class Engine:
         if self._note_update is not None:
             self._note_update(minibatch)
         if self.config.clip_norm is not None:
-            self._clip(self.config.clip_norm)
+            norm = self.squared_gradient_norm()
+            for chunk in self.chunks:
+                chunk.replica.clip(norm, self.config.clip_norm)
         self.is_updating = True
         executor.update(minibatch)
         self.is_updating = False
@@ -180,14 +167,12 @@ class Engine:
     ) -> None:
         """Call `note_weights` before passes of trainings from now on, and `note_update` before updates."""
         self._note_update = note_update
-        self._training.observe(note_weights)
+        self.training.observe(note_weights)
 
     def exact_executor(self) -> Executor:
         """An executor of one minibatch by an exact schedule, in the workspaces and for the task of the training."""
-        schedule = (self.layout if self.layout.exact else replace(self.layout, method="1f1b")).schedule
-        program = make_program(schedule, self._grid.pipeline_rank, self._grid.pipeline, 1)
-        labels = self._task == "classification"
-        return Executor(program, self._grid, self._training.runtimes, self._loss(self._task), labels=labels)
+        layout = self.layout if self.layout.exact else replace(self.layout, method="1f1b")
+        return self.training.new_executor(layout.schedule, self._task, 1)
 
     @contextmanager
     def other_weights(self, weights: Sequence[Array] | None) -> Iterator[None]:
@@ -204,58 +189,93 @@ class Engine:
             for chunk, (flat, views) in zip(self.chunks, saved, strict=True):
                 chunk.weights, chunk.parameters = flat, views
 
-    def _clip(self, limit: float) -> None:
-        """Scale the gradient down if its norm exceeds the limit; asynchronous on a device."""
-        norm = self.arrays.squared_gradient_norm()
-        for chunk in self.chunks:
-            chunk.replica.clip(norm, limit)
-
     def require_finite(self, test: Metrics | None, step: int) -> None:
-        """Check that the weights after a step and the validation loss are finite.
-
-        Raises `NonFiniteLossError` on every rank.
-        """
-        if not np.isfinite(self.arrays.squared_norms([chunk.weights for chunk in self.chunks])).all():
-            self._stop(f"the weights are no longer finite after step {step}", step)
+        """Raise `NonFiniteLossError` on every rank unless weights after a step and the validation loss are finite."""
+        if not np.isfinite(self.squared_norms([chunk.weights for chunk in self.chunks])).all():
+            self.stop(f"the weights are no longer finite after step {step}", step)
         if test is not None and not isfinite(test.loss):
-            self._stop(f"the validation loss became {test.loss} after step {step}", step)
+            self.stop(f"the validation loss became {test.loss} after step {step}", step)
 
     def gradient_norm(self) -> float:
         """Global norm of the last gradient, every parameter counted once."""
-        return sqrt(self._kernels.to_host(self.arrays.squared_gradient_norm())[0])
+        return sqrt(self.kernels.to_host(self.squared_gradient_norm())[0])
+
+    # -- the arrays of the whole network, over all stages of a pipeline ------------------------------------------------
+
+    def squared_norms(self, flats: Sequence[HostArray]) -> NDArray[np.float64]:
+        """Squared norms of all layers, shape (layers,), from a flat buffer for each chunk of this rank."""
+        grid = self.grid
+        norms = np.zeros(len(self.config.model.layers))
+        for chunk, flat in zip(self.chunks, flats, strict=True):
+            first = chunk.layout.shards[0].layer.index
+            norms[first : first + len(chunk.shards)] = chunk.squared_norms(flat)
+        if grid.pipeline > 1:
+            if (grid.batch_rank, grid.model_rank) != (0, 0):
+                norms[...] = 0
+            grid.world.allreduce(norms)
+        return norms
+
+    def squared_gradient_norm(self) -> Array:
+        """Squared norm of the last gradient of the whole network, each parameter counted once: float64, shape (1,).
+
+        On the device, without synchronization unless MPI reduces it; the next call overwrites it.
+        """
+        grid, (norm, *chunk_norms) = self.grid, self._norms
+        for chunk, chunk_norm in zip(self.chunks, self._norms, strict=True):
+            chunk.squared_gradient_norm(chunk_norm)
+        for chunk_norm in chunk_norms:
+            self.chunks[0].kernels.add(norm, chunk_norm, norm)
+        if grid.pipeline > 1:
+            if (grid.batch_rank, grid.model_rank) != (0, 0):
+                norm[...] = 0
+            grid.world.allreduce(norm)
+        return norm
+
+    def collect(self, flats: Sequence[HostArray]) -> dict[str, HostArray]:
+        """Gather the global arrays ``layers.<i>.weight`` and ``.bias`` from the shards in `flats`, on every rank."""
+        own: dict[str, HostArray] = {}
+        for chunk, flat in zip(self.chunks, flats, strict=True):
+            own |= chunk.gather_parameters(flat)
+        if self.grid.pipeline == 1:
+            return own
+        arrays: dict[str, HostArray] = {}
+        stages = {
+            index: stage
+            for stage in range(self.grid.pipeline)
+            for indices in self.layout.layer_indices(stage)
+            for index in indices
+        }
+        for layer in self.config.model.layers:
+            for kind, shape in (("weight", (layer.outputs, layer.inputs)), ("bias", (layer.outputs,))):
+                name = parameter_name(layer, kind)
+                array = own[name] if name in own else np.empty(shape, flats[0].dtype)
+                self.grid.world.broadcast(array, self.grid.rank_at(stages[layer.index], 0, 0))
+                arrays[name] = array
+        return arrays
+
+    def initialize(self) -> None:
+        """Draw the initial weights."""
+        for chunk in self.chunks:
+            chunk.replica.fill(partial(chunk.initialize, self.config.seed))
+
+    def load(self, weights: Mapping[str, HostArray]) -> None:
+        """Copy this rank's shards of the global arrays `weights`."""
+        for chunk in self.chunks:
+            chunk.replica.fill(partial(chunk.load, weights))
 
     # -- forward passes ----------------------------------------------------------------------------------------------
 
     def evaluate(self, split: DataSplit) -> Metrics:
         """Loss and accuracy or R² on all samples of `split`; every sample counts once."""
-        grid, loss = self._grid, self._kernels.zeros((1,), self.dtype)
-        self.reserve(split.task, forward=split.samples)
-        batches = list(minibatches(np.arange(split.samples), self._forward_size(split.samples)))
-        ranked = sum(ceil(len(batch) / grid.batch) for batch in batches) if self.config.model.sizes[-1] == 2 else 0
-        sums = (
-            ClassificationSums(self._kernels, len(batches), ranked)
-            if split.task == "classification"
-            else RegressionSums(self._kernels, self.config.model.sizes[-1])
-        )
-        compute_loss = self._loss(split.task, weighted=False)
+        from hybridnn.training.metrics import evaluate  # not every training has one
 
-        def add(minibatch: Minibatch, arrays: StageArrays) -> None:
-            compute_loss(arrays, minibatch.size, loss)
-            sums.add(arrays.outputs, arrays.targets, loss)
-
-        loaded = self.make_minibatches(split, batches, [0.0] * len(batches))
-        self._forward.executor(split.task, len(batches), trains=False).forward(loaded, add)
-        if grid.pipeline == 1:
-            return sums.total(grid.batch_group)
-        is_last = grid.pipeline_rank == grid.pipeline - 1
-        text = json.dumps(asdict(sums.total(grid.batch_group))) if is_last else ""
-        return Metrics(**json.loads(broadcast_text(grid.world, text, grid.rank_at(grid.pipeline - 1, 0, 0))))
+        return evaluate(self, split)
 
     def predict(self, x: HostArray) -> HostArray:
         """Outputs for `x`, shape (samples, features) and the same on every rank; shape (samples, outputs)."""
         count = x.shape[0]  # a sparse array has no length
         outputs = np.zeros((count, self.config.model.sizes[-1]), self.dtype)
-        grid, kernels = self._grid, self._kernels
+        grid, kernels = self.grid, self.kernels
         self.reserve(None, forward=count)
 
         def own(rows: HostArray) -> HostArray:
@@ -268,17 +288,17 @@ class Engine:
         def take(minibatch: Minibatch, arrays: StageArrays) -> None:
             own(outputs[minibatch.samples])[...] = kernels.to_host(arrays.outputs).T
 
-        size = self._forward_size(count)
+        size = self.forward_size(count)
         blocks = [slice(start, min(start + size, count)) for start in range(0, count, size)]
         batches = [Minibatch(i, rows.stop - rows.start, 0.0, rows, load) for i, rows in enumerate(blocks)]
         if batches:
-            self._forward.executor(None, len(batches), trains=False).forward(batches, take)
+            self.forward.executor(None, len(batches), trains=False).forward(batches, take)
         # Every sample was computed by one batch rank of the last stage; the others hold zeros.
         grid.batch_group.allreduce(outputs)
         broadcast_from_last_stage(grid, outputs)
         return outputs
 
-    def _forward_size(self, samples: int) -> int:
+    def forward_size(self, samples: int) -> int:
         """Samples of a forward pass, over all ranks, where there are `samples`: a microbatch."""
         return max(1, ceil(min(self.config.batch_size, samples) / self.layout.microbatches))
 
@@ -287,30 +307,24 @@ class Engine:
     def reserve(self, task: str | None, *, training: int = 0, forward: int = 0, copies: int = 0) -> None:
         """Allocate the workspaces for so many samples to train on, and to evaluate or predict, if they are too small.
 
-        Collective. Raises `SettingError` on every rank: the memory of one does not suffice.
-
-        Parameters
-        ----------
-        task : str or None
-            The task of the samples; None: they have no targets.
-        copies : int
-            Further bytes that this rank will need.
+        Without a `task` samples have no targets. `copies` are further bytes that this rank will need. Collective.
+        Raises `SettingError` on every rank: the memory of one does not suffice.
         """
         batch_size, microbatches = self.config.batch_size, self.layout.microbatches
-        largest = {self._training: ceil(batch_size / microbatches), self._forward: self._forward_size(batch_size)}
-        needed = {self._forward: min(self._forward_size(forward), forward)}
-        needed[self._training] = max(needed.get(self._training, 0), ceil(min(batch_size, training) / microbatches))
+        largest = {self.training: ceil(batch_size / microbatches), self.forward: self.forward_size(batch_size)}
+        needed = {self.forward: min(self.forward_size(forward), forward)}
+        needed[self.training] = max(needed.get(self.training, 0), ceil(min(batch_size, training) / microbatches))
         growing = {  # twofold at least, so that workspaces seldom grow where data do
             item: max(count, min(2 * item.most, largest[item])) for item, count in needed.items() if count > item.most
         }
         if not growing:
             return
-        if self._training in growing:
-            held, samples = self._memory_held, growing[self._training] * microbatches
+        if self.training in growing:
+            held, samples = self._memory_held, growing[self.training] * microbatches
             unwritten = 0 if self.updates else held.optimizer_bytes + sum(chunk.replica.nbytes for chunk in self.chunks)
             sizes = {"held": held.total, "more": copies, "unwritten": unwritten}
             labels = task == "classification"
-            require_memory(self.config, self._grid, self.layout, self._kernels, samples, labels=labels, **sizes)
+            require_memory(self.config, self.grid, self.layout, self.kernels, samples, labels=labels, **sizes)
 
         def allocate() -> None:
             try:
@@ -322,38 +336,16 @@ class Engine:
 
         for executors in growing:
             executors.most = 0  # if one rank fails, none has them
-        agree(self._grid.world, allocate)
+        agree(self.grid.world, allocate)
         for executors, count in growing.items():
             executors.most = count
 
-    def _executors(self, plans: Sequence[ChunkPlan]) -> Executors:
-        """Executors whose workspaces `reserve` allocates."""
-
-        def make_runtimes(samples: int, stores: Sequence[WeightStore]) -> list[ChunkRuntime]:
-            kept: Sequence[WeightStore | None] = stores or [None] * len(plans)
-            return [
-                make_runtime(
-                    plan,
-                    self._grid,
-                    chunk,
-                    self.config.optimizer,
-                    state,
-                    samples=samples,
-                    synchronous=self.config.synchronous_sends,
-                    weights=store,
-                )
-                for plan, chunk, state, store in zip(plans, self.chunks, self.states, kept, strict=True)
-            ]
-
-        return Executors(self._grid, self.layout, self._loss, make_runtimes)
-
-    def _loss(self, task: str, *, weighted: bool = True) -> Callable[[StageArrays, int, HostArray], None]:
+    def loss(self, task: str, *, weighted: bool = True) -> Callable[[StageArrays, int, HostArray], None]:
         """The function that computes the sum of the losses of a microbatch, and the gradient of the mean loss.
 
-        The mean is that over the minibatch of all ranks: sums travel, and are divided once by its number of samples, so
-        that the gradient does not depend on the distribution of the samples.
+        The mean is that over the minibatch of all ranks, whatever the distribution of the samples.
         """
-        kernels, classifies = self._kernels, resolve_loss(self.config.model, task) == "cross_entropy"
+        kernels, classifies = self.kernels, resolve_loss(self.config.model, task) == "cross_entropy"
 
         def loss(arrays: StageArrays, size: int, total: HostArray) -> None:
             outputs, targets, gradient, scale = arrays.outputs, arrays.targets, arrays.output_gradient, 1.0 / size
@@ -371,7 +363,7 @@ class Engine:
         """Fill weights and states with `read` on the ranks that own them; its errors are raised on all ranks."""
         is_leader = all(chunk.replica.is_leader for chunk in self.chunks)
         self._publish()
-        agree(self._grid.world, read if is_leader else lambda: None)
+        agree(self.grid.world, read if is_leader else lambda: None)
         for chunk, state in zip(self.chunks, self.states, strict=True):
             chunk.replica.synchronize_state(state)
         self.is_updating = False
@@ -380,7 +372,7 @@ class Engine:
         """Set the optimizer state to that before the first update."""
         for chunk, state in zip(self.chunks, self.states, strict=True):
             state.updates = state.delay = 0
-            chunk.replica.fill(partial(_set_to_zero, state))
+            chunk.replica.fill(partial(_zero, state.slots.values()))
         self.is_updating = False
 
     def _publish(self) -> None:
@@ -395,9 +387,9 @@ class Engine:
 
     def memory(self, task: str) -> MemoryBreakdown:
         """Bytes on this rank, including all buffers for training on data of `task`; on a GPU without evaluations."""
-        if not self._training.runtimes:
+        if not self.training.runtimes:
             self.reserve(task, training=self.config.batch_size)
-        return MemoryBreakdown.of_rank(self.chunks, self.states, self._training.runtimes_for(task))
+        return MemoryBreakdown.of_rank(self.chunks, self.states, self.training.runtimes_for(task))
 
     @property
     def memory_bytes(self) -> int:
@@ -406,13 +398,14 @@ class Engine:
 
     @property
     def _memory_held(self) -> MemoryBreakdown:
-        runtimes = [runtime for executors in {self._training, self._forward} for runtime in executors.runtimes]
+        runtimes = [runtime for executors in {self.training, self.forward} for runtime in executors.runtimes]
         return MemoryBreakdown.of_rank(self.chunks, self.states, runtimes)
 
-    def _stop(self, what: str, step: int) -> NoReturn:
-        for runtime in self._training.runtimes:
+    def stop(self, what: str, step: int) -> NoReturn:
+        """Raise `NonFiniteLossError` with the norms of the weights; every rank calls it."""
+        for runtime in self.training.runtimes:
             runtime.finish()  # completes the sends: an exact method stops after the last message of the minibatch
-        norms = np.sqrt(self.arrays.squared_norms([chunk.weights for chunk in self.chunks]))
+        norms = np.sqrt(self.squared_norms([chunk.weights for chunk in self.chunks]))
         layers = ", ".join(f"layer {index}: {norm:.3g}" for index, norm in enumerate(norms))
         raise NonFiniteLossError(
             what,
@@ -424,30 +417,22 @@ class Engine:
 
 
 class Executors:
-    """Executors of a rank, compiled once for each number of minibatches, on the same workspaces.
-
-    These are allocated by `grow`: `runtimes` is empty before. `loss` makes the loss function of a task;
-    ``make_runtimes(samples, stores)`` makes the runtimes of this rank's chunks for microbatches of up to `samples`
-    samples, with the weight versions of smaller ones if there were some.
+    """Executors of an engine, compiled once for each number of minibatches, on the same workspaces.
 
     Attributes
     ----------
+    runtimes : list of ChunkRuntime
+        Of the engine's chunks; empty before `grow`.
     most : int
         Samples of the largest microbatch that the workspaces hold.
     """
 
-    def __init__(
-        self,
-        grid: ProcessGrid,
-        layout: Layout,
-        loss: Callable[[str], Loss],
-        make_runtimes: Callable[[int, Sequence[WeightStore]], list[ChunkRuntime]],
-    ) -> None:
-        self._grid, self._layout, self._loss, self._make_runtimes = grid, layout, loss, make_runtimes
+    def __init__(self, engine: Engine, plans: Sequence[ChunkPlan]) -> None:
+        self._engine, self._plans = engine, plans
         self._note_weights: NoteWeights | None = None
         self.most = 0
         self.runtimes: list[ChunkRuntime] = []
-        self._stores: list[WeightStore] = []  # weight versions, which stay
+        self._stores: list[WeightStore | None] = [None] * len(plans)  # weight versions, which stay
         self.executor = lru_cache(KEPT_EXECUTORS)(self._make_executor)
 
     def grow(self, samples: int) -> None:
@@ -456,7 +441,20 @@ class Executors:
             runtime.finish()
         self.executor.cache_clear()
         self.runtimes = []  # frees the smaller ones
-        self.runtimes = self._make_runtimes(samples, self._stores)
+        engine, config = self._engine, self._engine.config
+        self.runtimes = [
+            make_runtime(
+                plan,
+                engine.grid,
+                chunk,
+                config.optimizer,
+                state,
+                samples=samples,
+                synchronous=config.synchronous_sends,
+                weights=store,
+            )
+            for plan, chunk, state, store in zip(self._plans, engine.chunks, engine.states, self._stores, strict=True)
+        ]
         self._stores = [runtime.weights for runtime in self.runtimes]
 
     def observe(self, note_weights: NoteWeights | None) -> None:
@@ -467,11 +465,18 @@ class Executors:
 
     def _make_executor(self, task: str | None, count: int, *, trains: bool) -> Executor:
         """The executor for `count` minibatches, for training or for forward passes only; no `task`: no targets."""
-        schedule = self._layout.schedule if trains else self._layout.forward_schedule
-        program = make_program(schedule, self._grid.pipeline_rank, self._grid.pipeline, count)
-        loss, note = None if task is None else self._loss(task), self._note_weights if trains else None
-        labels = None if task is None else task == "classification"
-        return Executor(program, self._grid, self.runtimes_for(task), loss, note, labels)
+        layout = self._engine.layout
+        note = self._note_weights if trains else None
+        return self.new_executor(layout.schedule if trains else layout.forward_schedule, task, count, note)
+
+    def new_executor(
+        self, schedule: Callable[[int], Schedule], task: str | None, count: int, note: NoteWeights | None = None
+    ) -> Executor:
+        """An executor of other instructions than those of the layout, on the same workspaces."""
+        grid, labels = self._engine.grid, None if task is None else task == "classification"
+        program = make_program(schedule, grid.pipeline_rank, grid.pipeline, count)
+        loss = None if task is None else self._engine.loss(task)
+        return Executor(program, grid, self.runtimes_for(task), loss, note, labels)
 
     def runtimes_for(self, task: str | None) -> list[ChunkRuntime]:
         """The runtimes, with workspace for the targets of a task."""
@@ -481,9 +486,15 @@ class Executors:
         return self.runtimes
 
 
-def _set_to_zero(state: OptimizerState) -> None:
-    for slot in state.slots.values():
-        slot[...] = 0
+def _zero(arrays: Iterable[Array]) -> None:
+    for array in arrays:
+        array[...] = 0
+
+
+def broadcast_from_last_stage(grid: ProcessGrid, array: Array) -> None:
+    """Broadcast an array from the last stage, on whose ranks it is equal, to all ranks; collective over the grid."""
+    if grid.pipeline > 1:
+        grid.world.broadcast(array, grid.rank_at(grid.pipeline - 1, 0, 0))
 
 
 @lru_cache(1)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import repeat
+from math import isfinite
 from time import perf_counter
 
 import numpy as np
@@ -18,7 +19,7 @@ from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.executor import Minibatch
 from hybridnn.pipeline.schedules.instructions import Backward, Forward, InputGradient, Recompute, Update, WeightGradient
 from hybridnn.training.data_split import DataSplit
-from hybridnn.training.engine import Engine
+from hybridnn.training.engine import Engine, broadcast_from_last_stage
 from hybridnn.training.records import (
     EvaluationRecord,
     MeasuredStep,
@@ -37,6 +38,74 @@ IN_FLIGHT = "its messages may be in flight; restore a checkpoint with another Pr
 """What to do about a step that an exception has interrupted."""
 
 Measurement = np.ndarray[tuple[int], np.dtype[np.float64]]
+
+
+class MinibatchLosses:
+    """Mean losses of minibatches, in their order: `means` has those that are fetched.
+
+    `note` is asynchronous on a device; `fetch` synchronizes with it.
+    """
+
+    def __init__(self, engine: Engine, minibatches: Sequence[Minibatch]) -> None:
+        self._engine, self._minibatches = engine, minibatches
+        self._first = minibatches[0].number
+        self._totals = engine.kernels.zeros((len(minibatches),), np.float64)
+        self.means: list[float] = []
+
+    def read_from(self, totals: Array) -> None:
+        """Fetch the sums from `totals`, of float64, where steps on a device write them; `note` is then not called."""
+        self._totals = totals
+
+    def note(self, minibatch: Minibatch, total: Array) -> None:
+        """Store the sum of a minibatch's losses, shape (1,); asynchronous on a device."""
+        index = minibatch.number - self._first
+        self._engine.kernels.copy(total, self._totals[index : index + 1])
+
+    def add(self, minibatch: Minibatch, total: Array) -> None:
+        """Store and fetch the loss of the next minibatch, which has been computed.
+
+        Raises `NonFiniteLossError` on every rank.
+        """
+        if self._engine.grid.pipeline > 1:
+            self.note(minibatch, total)
+            self.fetch(len(self.means) + 1)
+        else:
+            self._append(minibatch, total.item())
+
+    def fetch(self, count: int) -> None:
+        """Fetch the means of the first `count` minibatches; collective over a grid with several stages.
+
+        Raises `NonFiniteLossError` on every rank.
+        """
+        fetched = len(self.means)
+        if count <= fetched:
+            return
+        totals = self._engine.kernels.to_host(self._totals[fetched:count])
+        broadcast_from_last_stage(self._engine.grid, totals)
+        for minibatch, total in zip(self._minibatches[fetched:count], totals.tolist(), strict=True):
+            self._append(minibatch, total)
+
+    def _append(self, minibatch: Minibatch, total: float) -> None:
+        mean = total / minibatch.size
+        if not isfinite(mean):
+            step = minibatch.number + 1
+            self._engine.stop(f"the loss became {mean} in step {step} at learning rate {minibatch.rate:g}", step)
+        self.means.append(mean)
+
+    def progress(self, before: Progress, count: int) -> Progress:
+        """Progress `count` minibatches after `before`, which is at the first one or later; calls `fetch`."""
+        self.fetch(before.step - self._first + count)
+        return self.known_progress(before, count)
+
+    def known_progress(self, before: Progress, count: int) -> Progress:
+        """As `progress`, with the losses that have been fetched; not collective."""
+        first, loss_sum, samples = before.step - self._first, before.loss_sum, before.samples
+        done = slice(first, first + count)
+        for minibatch, mean in zip(self._minibatches[done], self.means[done], strict=False):
+            loss_sum += mean * minibatch.size
+            samples += minibatch.size
+        step, minibatches = before.step + count, before.minibatches + count
+        return replace(before, step=step, minibatches=minibatches, loss_sum=loss_sum, samples=samples)
 
 
 EPOCH, RECORD = "epoch", "record"
@@ -112,7 +181,6 @@ Event = StepRecord | EvaluationRecord | StepPosition | EpochResult
 
 def train_epochs(
     engine: Engine,
-    grid: ProcessGrid,
     split: DataSplit,
     epochs: Sequence[Sequence[Minibatch]],
     state: TrainingState,
@@ -127,30 +195,20 @@ def train_epochs(
     Its stages end an epoch, or reach a step that is evaluated, at different times: each copies its own weights then.
     Its records, evaluations and results of epochs follow in order when the pipeline has drained.
 
-    Parameters
-    ----------
-    epochs : sequence of sequence of Minibatch
-        At least one, of at least one; of an exact method only one.
-    state : TrainingState
-        With the progress before the first of them; counts the steps. While results of epochs are emitted it has the
-        progress after these epochs, and otherwise that after the last update.
-    emit : callable
-        Called with the `StepRecord` of every logged step, with an `EvaluationRecord` of the samples `test` every
-        `evaluate_every_steps` steps, and with an `EpochResult` while the weights are those after the epoch. With
-        `pauses`, also with the `StepPosition` after each step of an exact method but the last. Returns whether the
-        training ends: of interest for positions, and for the result of the last epoch.
+    `state` counts the steps from the progress before the first of them. While results of epochs are emitted it has the
+    progress after these epochs, and otherwise that after the last update.
 
-    Returns
-    -------
-    bool
-        Whether `emit` ended the training, after a step or after the last epoch.
+    `emit` is called with the `StepRecord` of every logged step, with an `EvaluationRecord` of the samples `test` every
+    `evaluate_every_steps` steps, and with an `EpochResult` while the weights are those after the epoch. With `pauses`,
+    also with the `StepPosition` after each step of an exact method but the last. It returns whether the training ends,
+    of interest for positions and for the result of the last epoch, and so does this function.
     """
-    run, start, epoch = _Run(engine, grid, epochs, state, emit, test), perf_counter(), state.progress.epoch
+    grid = engine.grid
+    run, start, epoch = _Run(engine, epochs, state, emit, test), perf_counter(), state.progress.epoch
     with state.steps(run.reached):
         try:
             if run.train(split, pauses=pauses and engine.layout.exact):
                 return True
-            run.fetch_losses()
         except BaseException as error:
             in_flight = grid.size > 1 or engine.is_updating
             if state.in_step and in_flight and not isinstance(error, NonFiniteLossError):
@@ -167,7 +225,6 @@ class _Run:
     def __init__(
         self,
         engine: Engine,
-        grid: ProcessGrid,
         epochs: Sequence[Sequence[Minibatch]],
         state: TrainingState,
         emit: Callable[[Event], bool],
@@ -175,9 +232,9 @@ class _Run:
     ) -> None:
         self._engine, self._epochs, self._state, self._emit, self._test = engine, epochs, state, emit, test
         self._before = state.progress
-        self._exact, self._clock = engine.layout.exact, StepClock(grid)
+        self._exact, self._clock = engine.layout.exact, StepClock(engine.grid)
         self._minibatches = [minibatch for epoch in epochs for minibatch in epoch]
-        self._losses = engine.new_losses(self._minibatches)
+        self._losses = MinibatchLosses(engine, self._minibatches)
         self._diverged: NonFiniteLossError | None = None
         self._log_every = engine.config.log_every
         self._evaluate_every = 0 if test is None else engine.config.evaluate_every_steps
@@ -232,14 +289,11 @@ class _Run:
                 state.end_step()
             state.in_step = True
         state.end_step()
-        return False
-
-    def fetch_losses(self) -> None:
-        """Fetch all losses; one that is not finite is raised by `emit_results`, after the records of earlier steps."""
         try:
-            self._losses.fetch(len(self._minibatches))
-        except NonFiniteLossError as error:
+            losses.fetch(len(self._minibatches))
+        except NonFiniteLossError as error:  # raised by `emit_results`, after the records of earlier steps
             self._diverged = error
+        return False
 
     def emit_results(self) -> bool:
         """End the measurement, and emit the results of the epochs, with the records of an asynchronous method."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hybridnn.comm.agreement import agree, hosts_where, name_hosts
-from hybridnn.comm.hosts import available_memory, free_address_space
 from hybridnn.comm.mpi import is_in_process
 from hybridnn.errors import SettingError
 from hybridnn.nn.kernels import Kernels
@@ -75,11 +74,16 @@ def resolve_layout(config: TrainConfig, stages: StageShapes, node_ranks: int, *,
         _require_partition(config, count, chunks)
     if count > 1:
         microbatches, layers = _divided(config, method, stages, chunks)
+    overlap = config.overlap
+    if not isinstance(overlap, bool):
+        # Within a node the cores that compute also copy the messages, so that overlap gains nothing
+        # (benchmarks/batch_parallel.py).
+        overlap = node_ranks < sum(map(prod, stages)) or not on_host
     return Layout(
         stages,
         layers,
         config.model_split,
-        overlaps(config.overlap, spans_nodes=node_ranks < sum(map(prod, stages)), on_host=on_host),
+        overlap,
         method.name,
         microbatches,
         chunks,
@@ -90,20 +94,7 @@ def resolve_layout(config: TrainConfig, stages: StageShapes, node_ranks: int, *,
     )
 
 
-def overlaps(setting: bool | str, *, spans_nodes: bool, on_host: bool = True) -> bool:
-    """Whether communication overlaps with the backward pass.
-
-    With ``"auto"`` it does if the messages do not need the cores that compute: with a network between nodes or with a
-    GPU. Within a node the computing cores copy the messages, so that overlap gains nothing
-    (``benchmarks/batch_parallel.py``).
-    """
-    if isinstance(setting, bool):
-        return setting
-    return spans_nodes or not on_host
-
-
 def _require_partition(config: TrainConfig, stages: int, chunks: int) -> None:
-    """Raise a `SettingError` for more chunks than layers, or layers of the chunks that do not fit them."""
     from hybridnn.pipeline.partition import check_partition, check_stages
 
     partition, layers = config.partition, len(config.model.layers)
@@ -201,31 +192,21 @@ def require_memory(
 ) -> None:
     """Check that a training fits the memory that is free; collective.
 
-    Systems give memory when it is written: a training that is too large would be ended in the middle.
+    Systems give memory when it is written: a training that is too large would be ended in the middle. `samples` are
+    those of the largest minibatch; 0: of parameters, gradients and optimizer state only. `held` are bytes that this
+    rank has allocated, `unwritten` those among them that it has not written, and `more` those that it needs besides in
+    host memory.
 
-    Parameters
-    ----------
-    samples : int
-        Samples of the largest minibatch; 0: of parameters, gradients and optimizer state only.
-    labels : bool
-        Whether targets are labels.
-    held, more : int
-        Bytes that this rank has allocated already, and bytes that it needs besides in host memory.
-    unwritten : int
-        Those among `held` that it has not written yet.
-
-    Raises
-    ------
-    SettingError
-        On every rank: it does not fit the memory of one, with the bytes that are needed and free.
+    Raises `SettingError` on every rank: it does not fit the memory of one, with the bytes that are needed and free.
     """
     model, itemsize = config.model, np.dtype(config.dtype).itemsize
     ranks = max(grid.node_ranks, 1)
     elements = ranks * model.parameters + samples * sum(model.sizes) * grid.model
     if MOST_ARRAYS * elements * itemsize + ranks * more < LEAST_CHECKED:
         return
+    from hybridnn.comm.hosts import available_memory, free_address_space  # small trainings do not need them
     from hybridnn.cost.prediction import Workload
-    from hybridnn.cost.prediction.memory import stage_memory  # small trainings do not need it
+    from hybridnn.cost.prediction.memory import stage_memory
 
     workload = Workload(
         model,

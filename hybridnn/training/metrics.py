@@ -1,96 +1,25 @@
-"""Losses of minibatches, and metrics of evaluations, which count every sample once for every number of ranks."""
+"""Metrics of evaluations, which count every sample once for every number of ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from math import isfinite
+import json
+from dataclasses import asdict, dataclass
+from math import ceil
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hybridnn.comm.agreement import broadcast_text
 from hybridnn.comm.group import Group
 from hybridnn.nn.kernels import Array, Kernels
-from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.pipeline.execution.executor import Minibatch
-from hybridnn.training.records import Progress
+from hybridnn.training.data_split import minibatches
 
-
-def broadcast_from_last_stage(grid: ProcessGrid, array: Array) -> None:
-    """Broadcast an array from the last stage, on whose ranks it is equal, to all ranks; collective over the grid."""
-    if grid.pipeline > 1:
-        grid.world.broadcast(array, grid.rank_at(grid.pipeline - 1, 0, 0))
-
-
-class MinibatchLosses:
-    """Mean losses of minibatches, in their order: `means` has those that are fetched.
-
-    `note` is asynchronous on a device; `fetch` synchronizes with it. `stop` is called with a message and the number of
-    the step, from 1, if a loss is not finite; it raises.
-    """
-
-    def __init__(
-        self, kernels: Kernels, grid: ProcessGrid, minibatches: Sequence[Minibatch], stop: Callable[[str, int], None]
-    ) -> None:
-        self._kernels, self._grid, self._minibatches, self._stop = kernels, grid, minibatches, stop
-        self._first = minibatches[0].number
-        self._totals = kernels.zeros((len(minibatches),), np.float64)
-        self.means: list[float] = []
-
-    def read_from(self, totals: Array) -> None:
-        """Fetch the sums from `totals`, of float64, where steps on a device write them; `note` is then not called."""
-        self._totals = totals
-
-    def note(self, minibatch: Minibatch, total: Array) -> None:
-        """Store the sum of a minibatch's losses, shape (1,); asynchronous on a device."""
-        index = minibatch.number - self._first
-        self._kernels.copy(total, self._totals[index : index + 1])
-
-    def add(self, minibatch: Minibatch, total: Array) -> None:
-        """Store and fetch the loss of the next minibatch, which has been computed.
-
-        Raises `NonFiniteLossError` on every rank.
-        """
-        if self._grid.pipeline > 1:
-            self.note(minibatch, total)
-            self.fetch(len(self.means) + 1)
-        else:
-            self._append(minibatch, total.item())
-
-    def fetch(self, count: int) -> None:
-        """Fetch the means of the first `count` minibatches; collective over a grid with several stages.
-
-        Raises `NonFiniteLossError` on every rank.
-        """
-        fetched = len(self.means)
-        if count <= fetched:
-            return
-        totals = self._kernels.to_host(self._totals[fetched:count])
-        broadcast_from_last_stage(self._grid, totals)
-        for minibatch, total in zip(self._minibatches[fetched:count], totals.tolist(), strict=True):
-            self._append(minibatch, total)
-
-    def _append(self, minibatch: Minibatch, total: float) -> None:
-        mean = total / minibatch.size
-        if not isfinite(mean):
-            step = minibatch.number + 1
-            self._stop(f"the loss became {mean} in step {step} at learning rate {minibatch.rate:g}", step)
-        self.means.append(mean)
-
-    def progress(self, before: Progress, count: int) -> Progress:
-        """Progress `count` minibatches after `before`, which is at the first one or later; calls `fetch`."""
-        self.fetch(before.step - self._first + count)
-        return self.known_progress(before, count)
-
-    def known_progress(self, before: Progress, count: int) -> Progress:
-        """As `progress`, with the losses that have been fetched; not collective."""
-        first, loss_sum, samples = before.step - self._first, before.loss_sum, before.samples
-        done = slice(first, first + count)
-        for minibatch, mean in zip(self._minibatches[done], self.means[done], strict=False):
-            loss_sum += mean * minibatch.size
-            samples += minibatch.size
-        step, minibatches = before.step + count, before.minibatches + count
-        return replace(before, step=step, minibatches=minibatches, loss_sum=loss_sum, samples=samples)
+if TYPE_CHECKING:
+    from hybridnn.parallel.workspace import StageArrays
+    from hybridnn.pipeline.execution.executor import Minibatch
+    from hybridnn.training.data_split import DataSplit
+    from hybridnn.training.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -151,15 +80,7 @@ class ClassificationSums:
         self._outputs, self._labels = kernels.empty((2, ranked), np.float64), kernels.empty((ranked,), np.int64)
 
     def add(self, outputs: Array, targets: Array, loss: Array) -> None:
-        """Add a block of samples.
-
-        Parameters
-        ----------
-        outputs : array, shape (outputs, n)
-        targets : array, shape (n, outputs), or labels, shape (n,)
-        loss : array, shape (1,)
-            Sum of their losses.
-        """
+        """Add n samples: outputs, shape (outputs, n); labels, shape (n,); and the sum of their losses, shape (1,)."""
         if outputs.shape[1]:
             block = slice(self._blocks, self._blocks + 1)
             self._kernels.copy(loss, self._sums[0, block])
@@ -213,7 +134,7 @@ class RegressionSums:
         self._extremes = np.full((2, outputs), -np.inf)
 
     def add(self, outputs: Array, targets: Array, loss: Array) -> None:
-        """As `ClassificationSums.add`."""
+        """As `ClassificationSums.add`, with targets of shape (n, outputs)."""
         n = outputs.shape[1]
         if n == 0:
             return
@@ -244,3 +165,27 @@ class RegressionSums:
         constant = self._extremes[0] == -self._extremes[1]
         r2 = np.where(constant, residual == 0, 1.0 - residual / np.where(constant, 1.0, total))
         return Metrics(float(loss), None, float(r2.mean()) if samples > 1 else None, samples)
+
+
+def evaluate(engine: Engine, split: DataSplit) -> Metrics:
+    """Metrics on all samples of `split`; collective over the grid."""
+    grid, kernels, outputs = engine.grid, engine.kernels, engine.config.model.sizes[-1]
+    loss, compute_loss = kernels.zeros((1,), engine.dtype), engine.loss(split.task, weighted=False)
+    engine.reserve(split.task, forward=split.samples)
+    batches = list(minibatches(np.arange(split.samples), engine.forward_size(split.samples)))
+    sums: ClassificationSums | RegressionSums = RegressionSums(kernels, outputs)
+    if split.task == "classification":
+        ranked = sum(ceil(len(batch) / grid.batch) for batch in batches) if outputs == 2 else 0
+        sums = ClassificationSums(kernels, len(batches), ranked)
+
+    def add(minibatch: Minibatch, arrays: StageArrays) -> None:
+        compute_loss(arrays, minibatch.size, loss)
+        sums.add(arrays.outputs, arrays.targets, loss)
+
+    loaded = engine.make_minibatches(split, batches, [0.0] * len(batches))
+    engine.forward.executor(split.task, len(batches), trains=False).forward(loaded, add)
+    if grid.pipeline == 1:
+        return sums.total(grid.batch_group)
+    is_last = grid.pipeline_rank == grid.pipeline - 1
+    text = json.dumps(asdict(sums.total(grid.batch_group))) if is_last else ""
+    return Metrics(**json.loads(broadcast_text(grid.world, text, grid.rank_at(grid.pipeline - 1, 0, 0))))

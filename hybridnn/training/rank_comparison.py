@@ -76,12 +76,6 @@ def describe_value(name: str, value: object) -> dict[str, str]:
     Equal numbers have equal texts whatever their type. A dataclass is described by its type and fields, except those
     with ``repr=False``; another object by its type and its public attributes that can be formatted, but not by its
     ``repr``, which may contain an address, nor by its behavior.
-
-    Examples
-    --------
-    >>> from hybridnn import SGD
-    >>> describe_value("optimizer", SGD(lr=0.01))["optimizer.lr"]
-    '0.01'
     """
     text = _format_value(value)
     if text is not None:

@@ -81,11 +81,9 @@ class TrainingState:
 
     def __init__(self, lock: threading.RLock) -> None:
         self._lock, self._progress = lock, Progress()
-        self._reached: Callable[[int], Progress] = self._no_step
         self.is_fitting = self.in_step = self._interrupted = False
         self.done, self.incomplete = 0, ""
-
-    # -- progress ------------------------------------------------------------------------------------------------------
+        self._reached: Callable[[int], Progress]  # while `done` counts
 
     @property
     def step(self) -> int:
@@ -106,10 +104,6 @@ class TrainingState:
         """Task of the training; empty before the first step, when data of any task may follow."""
         return self._progress.task if self.is_fitting or self.step else ""
 
-    def restart(self, progress: Progress) -> None:
-        """Set the progress together with weights and optimizer state."""
-        self.progress, self.incomplete = progress, ""
-
     @contextmanager
     def steps(self, reached: Callable[[int], Progress]) -> Iterator[None]:
         """Context of steps that count in `done`; `reached` returns the progress after so many of them."""
@@ -117,7 +111,7 @@ class TrainingState:
         try:
             yield
         finally:
-            self.progress, self._reached = self.progress, self._no_step
+            self.progress = self.progress  # with none in `done`
 
     @contextmanager
     def shown_as_of(self, step: int) -> Iterator[None]:
@@ -128,11 +122,6 @@ class TrainingState:
         finally:
             if step < true.step:
                 self.progress = true
-
-    def _no_step(self, done: int) -> Progress:
-        return self._progress
-
-    # -- what may be called now ----------------------------------------------------------------------------------------
 
     @contextmanager
     def entered(self, method: str) -> Iterator[None]:
@@ -153,8 +142,6 @@ class TrainingState:
         """Raise `StateError` if the weights are those of no step."""
         if self.incomplete:
             raise StateError(f"step {self.step + 1} was interrupted before its end: {self.incomplete}")
-
-    # -- fit -----------------------------------------------------------------------------------------------------------
 
     @contextmanager
     def fitting(self, task: Any, samples: int, *, defers_interrupts: bool) -> Iterator[None]:
@@ -198,21 +185,17 @@ class StepPosition(NamedTuple):
     step: int
     minibatches: int  # updates done in the current epoch; 0 after the end of an epoch
     learning_rate: float  # of the last update
-    # returns the progress that a checkpoint stores. Fetches losses that are still on a device, so it is collective
-    # and may raise `NonFiniteLossError`.
-    progress: Callable[[], Progress]
+    progress: Callable[[], Progress]  # that a checkpoint stores; collective, may raise `NonFiniteLossError`
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Throughput, times and traffic of an interval of training."""
+    """Throughput, times and traffic of an interval of training, as in `EpochRecord`; the times are this rank's."""
 
-    samples_per_second: float  # of all ranks together
-    # this rank's time outside and inside communication calls
+    samples_per_second: float
     compute_seconds: float
     communication_seconds: float
-    bytes_sent: int  # by all ranks, counted by the rule of ``comm/recorder.py``
-    # the part of `communication_seconds` that was spent waiting for messages of other stages and at barriers
+    bytes_sent: int
     waiting_seconds: float
 
     @classmethod

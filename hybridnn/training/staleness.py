@@ -180,6 +180,6 @@ def _distances(engine: Engine, flats: Sequence[Array], others: Sequence[Array]) 
 
 def _norms(engine: Engine, flats: Sequence[Array]) -> NDArray[np.float64]:
     """Norms of all stages, shape (stages,), from a flat buffer for each chunk of this rank; collective."""
-    squared, layout = engine.arrays.squared_norms(flats), engine.layout
+    squared, layout = engine.squared_norms(flats), engine.layout
     layers = [[index for part in layout.layer_indices(stage) for index in part] for stage in range(len(layout.stages))]
     return np.sqrt([squared[of_stage].sum() for of_stage in layers])

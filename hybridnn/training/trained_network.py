@@ -18,7 +18,6 @@ from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.training.config import OPTIONS, TrainConfig
 from hybridnn.training.data_split import DataSplit, as_samples, has_validation, make_split
 from hybridnn.training.engine import Engine
-from hybridnn.training.metrics import Metrics
 from hybridnn.training.records import (
     EpochRecord,
     EvaluationRecord,
@@ -33,6 +32,7 @@ from hybridnn.utils.checks import nearest
 if TYPE_CHECKING:
     from hybridnn.data import Rows
     from hybridnn.pipeline.execution.chunk_runtime import MemoryBreakdown
+    from hybridnn.training.metrics import Metrics
 
 OTHER_METHODS: Mapping[str, str] = MappingProxyType(
     {
@@ -187,13 +187,13 @@ class TrainedNetwork:
     @collective
     def weights(self) -> dict[str, HostArray]:
         """The global arrays ``layers.<i>.weight``, shape (outputs, inputs), and ``layers.<i>.bias``, on every rank."""
-        return self.engine.arrays.collect([chunk.weights for chunk in self.engine.chunks])
+        return self.engine.collect([chunk.weights for chunk in self.engine.chunks])
 
     @collective
     def optimizer_slots(self) -> dict[str, dict[str, HostArray]]:
         """Optimizer state by slot name, each slot as global arrays by name of parameter, on every rank."""
         return {
-            name: self.engine.arrays.collect([state.slots[name] for state in self.engine.states])
+            name: self.engine.collect([state.slots[name] for state in self.engine.states])
             for name in self.optimizer.slot_names
         }
 
@@ -222,10 +222,10 @@ class TrainedNetwork:
             self._state.require_complete_step()
         agree(self.grid.world, lambda: check_weights(self.model, weights, "initial weights"))
         self._require_same_arrays("initial weights", {name: weights[name] for name in parameter_shapes(self.model)})
-        self.engine.arrays.load(weights)
+        self.engine.load(weights)
         if reset_optimizer:
             self.engine.reset_optimizer()
-            self._state.restart(Progress())
+            self._state.progress, self._state.incomplete = Progress(), ""
             self.history = History()
 
     @collective
@@ -236,7 +236,7 @@ class TrainedNetwork:
     @collective
     def gradients(self) -> dict[str, HostArray]:
         """Gradient of the mean loss over the last minibatch, after clipping, as global arrays by name of parameter."""
-        return self.engine.arrays.collect([chunk.replica.full_gradient() for chunk in self.engine.chunks])
+        return self.engine.collect([chunk.replica.full_gradient() for chunk in self.engine.chunks])
 
     def free(self) -> None:
         """Free shared memory, samples on the device and CUDA graphs; methods that need them raise `StateError` then."""

@@ -18,19 +18,16 @@ from hybridnn.comm.threads import limit_blas_threads
 from hybridnn.errors import DataError, SettingError, warn_caller
 from hybridnn.nn.kernels import HostArray
 from hybridnn.nn.mlp import MLP
-from hybridnn.nn.optimizer_names import find_optimizer
-from hybridnn.nn.optimizers import SGD, Optimizer
+from hybridnn.nn.optimizers import SGD, Optimizer, find_optimizer
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.executor import Minibatch
-from hybridnn.training.config import ADVICE, OPTIONS, DeviceOptions, TrainConfig
+from hybridnn.training.config import ADVICE, OPTIONS, DeviceOptions, TrainConfig, TrainOptions, show_options
 from hybridnn.training.data_split import (
     DataSplit,
     balanced_weights,
-    constant_target,
+    doubts,
     epoch_order,
-    large_inputs,
     minibatches,
-    without_r2,
 )
 from hybridnn.training.device import TrainingDevice, resolve_device
 from hybridnn.training.epoch import EpochResult, Event, train_epochs
@@ -51,7 +48,7 @@ from hybridnn.utils.checks import AtLeastZero, require_type, require_whole, with
 from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
     from hybridnn.data import Rows
     from hybridnn.nn.optimizers import OptimizerState
@@ -108,7 +105,8 @@ class Trainer(TrainedNetwork):
     True
     """
 
-    @with_advice(ADVICE, (*OPTIONS, "schedule"))
+    @with_advice(ADVICE)
+    @show_options
     def __init__(
         self,
         model: MLP,
@@ -117,7 +115,7 @@ class Trainer(TrainedNetwork):
         grid: ProcessGrid | None = None,
         device: str | DeviceOptions | TrainingDevice = "auto",
         initial_weights: Mapping[str, HostArray] | None = None,
-        **options: Any,
+        **options: Unpack[TrainOptions],
     ) -> None:
         rule = find_optimizer(optimizer) if isinstance(optimizer, str) else optimizer
         config = TrainConfig(model, SGD() if rule is None else rule, **options)
@@ -147,7 +145,7 @@ class Trainer(TrainedNetwork):
         self.layout = engine.layout
         super().__init__(config, grid, engine)
         if initial_weights is None:
-            self.engine.arrays.initialize(config.seed)
+            self.engine.initialize()
         else:
             self.load_weights(initial_weights)
 
@@ -240,13 +238,10 @@ class Trainer(TrainedNetwork):
         train, test = self._splits(x, y, validation)
         self.engine.reserve(train.task, training=train.samples, forward=0 if test is None else test.samples)
         if y is not None and train.rows is not None and self.grid.rank == 0:
-            doubts = [constant_target(train.rows), large_inputs(train.rows) if self.step == 0 else ""]
-            if test is not None:
-                doubts.append(without_r2("validation", test.task, test.samples))
-            for doubt in filter(None, doubts):
+            for doubt in doubts(train.rows, test, is_first=self.step == 0):
                 warn_caller(doubt)
         if self.class_weight is not None:
-            self.engine.class_weights = self._class_weights(train)
+            self.engine.class_weights = balanced_weights(self.grid, train, self.model.sizes[-1], self.engine.dtype)
         per_epoch = self._steps_per_epoch(train)
         self.last_epoch = self.progress.epoch + epochs - 1
         self.last_step = self.step - self.progress.minibatches + epochs * per_epoch
@@ -291,6 +286,10 @@ class Trainer(TrainedNetwork):
         # Positions between steps are made for those only that look at them.
         pausing = [callback for callback in callbacks if type(callback).between_steps is not Callback.between_steps]
 
+        def pause(reached: StepPosition) -> bool:
+            """Call the callbacks between two steps; whether one of them ends the training."""
+            return any([callback.between_steps(self, reached) for callback in pausing])
+
         def take(event: Event) -> bool:
             """Add an event to the history and call the callbacks; whether one of them ends the training."""
             stops = False
@@ -303,7 +302,7 @@ class Trainer(TrainedNetwork):
                 for callback in callbacks:
                     callback.on_evaluation(self, event)
             elif isinstance(event, StepPosition):
-                stops = self._pause(event, pausing)
+                stops = pause(event)
                 if stops:
                     self._state.progress = event.progress()
             else:
@@ -315,21 +314,11 @@ class Trainer(TrainedNetwork):
 
         # A diverging loss raises `NonFiniteLossError` in the step.
         with np.errstate(over="ignore", invalid="ignore"):
-            stops = train_epochs(self.engine, self.grid, train, loaded, self._state, take, test, pauses=bool(pausing))
+            stops = train_epochs(self.engine, train, loaded, self._state, take, test, pauses=bool(pausing))
         if stops:
             return True
         rate = self.history.epochs[-1].learning_rate
-        return self._pause(StepPosition(self.step, 0, rate, lambda: self.progress), pausing)
-
-    def _pause(self, reached: StepPosition, callbacks: Sequence[Callback]) -> bool:
-        """Call the callbacks between two steps; whether one of them ends the training."""
-        stops = [callback.between_steps(self, reached) for callback in callbacks]
-        return any(stops)
-
-    def _class_weights(self, train: DataSplit) -> HostArray:
-        if train.task != "classification":
-            raise SettingError("training.class_weight", self.class_weight, "needs classes, and this is a regression")
-        return balanced_weights(self.grid, train, self.model.sizes[-1]).astype(self.engine.dtype)
+        return pause(StepPosition(self.step, 0, rate, lambda: self.progress))
 
     def _require_same_fit(self, epochs: int, callbacks: Sequence[Callback], progress: bool | None) -> None:
         """Compare the arguments of `fit` between ranks."""
@@ -432,7 +421,7 @@ class Trainer(TrainedNetwork):
         """
         self._require_replaceable("restore")
         self.engine.restore(lambda: read(self.engine.chunks, self.engine.states))
-        self._state.restart(progress)
+        self._state.progress, self._state.incomplete = progress, ""
         self.history = self.history.before(progress)
 
 

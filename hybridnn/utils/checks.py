@@ -265,7 +265,7 @@ def must_be_one_of(choices: Iterable[str]) -> str:
     return f"must be {', '.join(others)} or {last}" if others else f"must be {last}"
 
 
-def with_advice(advice: Mapping[str, str], more: Collection[str] = ()) -> Callable[[Called], Called]:
+def with_advice(advice: Mapping[str, str]) -> Callable[[Called], Called]:
     """Decorator of a function or of a class, whose wrong arguments are refused by a `SettingError`.
 
     These are unknown and missing names, names that are given twice, and too many values without names.
@@ -274,8 +274,6 @@ def with_advice(advice: Mapping[str, str], more: Collection[str] = ()) -> Callab
     ----------
     advice : mapping
         What to write in place of keywords that are likely to be tried; ``"*"``: of too many values without names.
-    more : collection of str
-        Keywords that it takes beside those in its signature.
     """
 
     def decorate(target: Called) -> Called:
@@ -285,7 +283,7 @@ def with_advice(advice: Mapping[str, str], more: Collection[str] = ()) -> Callab
         needed = [item.name for item in taken if item.default is Parameter.empty and item.kind.name[:3] != "VAR"]
         unnamed = [item.name for item in taken if item.kind is Parameter.POSITIONAL_OR_KEYWORD]
         takes_all = any(item.kind is Parameter.VAR_POSITIONAL for item in taken)
-        known = [*(item.name for item in taken if item.kind.name[:3] != "VAR"), *more]
+        known = [item.name for item in taken if item.kind.name[:3] != "VAR"]
 
         @wraps(called)
         def checked(*values: Any, **given: Any) -> Any:

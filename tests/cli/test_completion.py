@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hybridnn.data import catalogue
-from hybridnn.nn.optimizer_names import OPTIMIZERS
+from hybridnn.nn.optimizers import optimizers
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.study.study_file import ready_studies
 from mpi_runner.slowness import deadline
@@ -93,7 +93,7 @@ def test_bash_completes_a_command_with_the_script(tmp_path: Path, complete: Call
         ("hybridnn train --data ", set(catalogue())),
         ("hybridnn data info mn", {"mnist"}),
         ("hybridnn study run ", set(ready_studies())),
-        ("hybridnn train --optimizer ", {kind.name for kind in OPTIMIZERS}),
+        ("hybridnn train --optimizer ", {kind.name for kind in optimizers()}),
         ("hybridnn plan --machine clu", {"cluster-1024"}),
         ("hybridnn settings training.ba", {"training.batch_size"}),
         ("hybridnn train --set schedule.m", {"schedule.milestones="}),

@@ -124,11 +124,6 @@ def test_factors_of_a_late_update_of_nadam_have_the_products_of_all_momenta(upda
     assert optimizer.step_scalars(state, 0.5) == pytest.approx(expected, rel=1e-14)
 
 
-def test_defaults_of_adam_and_adamw() -> None:
-    assert (Adam().lr, Adam().betas, Adam().eps, Adam().weight_decay) == (1e-3, (0.9, 0.999), 1e-8, 0.0)
-    assert AdamW().weight_decay == 0.01
-
-
 def test_fields_without_a_range_take_all_numbers() -> None:
     @dataclass(frozen=True)
     class Own(SGD):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from reference.cases import Case
+from reference.cases import OPTIMIZERS, Case
 from reference.pipeline_cases import ADAM, COSINE, FEW, MOMENTUM, ODD, PipelineCase
 from reference.training_cases import Grid, TrainingCase
 from reference.training_list import WIDE
@@ -105,4 +105,8 @@ PIPELINES = {
     "drains of an exact method": TrainingCase(2, Grid(2), PipelineCase("1f1b", MOMENTUM, 3, drain_every=2)),
 }
 
-CORE_CASES = {**GRIDS, **PIPELINES}
+USED = {it.case.optimizer for it in (*GRIDS.values(), *PIPELINES.values())}
+OTHERS = {name: grid_case(2, 1, optimizer=name) for name in sorted(OPTIMIZERS.keys() - USED)}
+"""Optimizers that have no case above."""
+
+CORE_CASES = {**GRIDS, **PIPELINES, **OTHERS}

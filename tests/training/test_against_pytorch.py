@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 import hybridnn
 from hybridnn.nn import activations
+from reference import cases
 from reference import network as net
 from reference.cases import TOLERANCE, assert_arrays_close, assert_close
 from reference.network import Network
@@ -20,38 +22,12 @@ torch = pytest.importorskip("torch")
 Maker = Callable[..., Any]
 
 
-def sgd(**settings: Any) -> tuple[Any, Maker]:
-    return hybridnn.SGD(lr=0.05, **settings), lambda leaves: torch.optim.SGD(leaves, lr=0.05, **settings)
-
-
-OPTIMIZERS: dict[str, tuple[Any, Maker]] = {
-    "sgd": sgd(momentum=0.0),
-    "sgd-decay": sgd(momentum=0.0, weight_decay=0.03),
-    "sgd-momentum": sgd(momentum=0.9),
-    "sgd-nesterov": sgd(momentum=0.9, nesterov=True, weight_decay=0.01),
-    "adam": (hybridnn.Adam(lr=0.01), lambda leaves: torch.optim.Adam(leaves, lr=0.01)),
-    "adam-decay": (
-        hybridnn.Adam(lr=0.01, betas=(0.7, 0.9), eps=1e-7, weight_decay=0.05),
-        lambda leaves: torch.optim.Adam(leaves, lr=0.01, betas=(0.7, 0.9), eps=1e-7, weight_decay=0.05),
-    ),
-    "adamw": (hybridnn.AdamW(lr=0.01), lambda leaves: torch.optim.AdamW(leaves, lr=0.01)),
-    "nadam": (
-        hybridnn.NAdam(lr=0.01),
-        lambda leaves: torch.optim.NAdam(leaves, lr=0.01, betas=(0.99, 0.999)),
-    ),
-    "nadam-decay": (
-        hybridnn.NAdam(lr=0.01, betas=(0.8, 0.9), eps=1e-7, momentum_decay=3.0),
-        lambda leaves: torch.optim.NAdam(leaves, lr=0.01, betas=(0.8, 0.9), eps=1e-7, momentum_decay=3.0),
-    ),
-    "rmsprop": (
-        hybridnn.RMSprop(lr=0.01, alpha=0.9),
-        lambda leaves: torch.optim.RMSprop(leaves, lr=0.01, alpha=0.9),
-    ),
-    "adamw-decay": (
-        hybridnn.AdamW(lr=0.02, weight_decay=0.3),
-        lambda leaves: torch.optim.AdamW(leaves, lr=0.02, weight_decay=0.3),
-    ),
+OPTIMIZERS = {
+    name: ours
+    for name, (ours, _) in cases.OPTIMIZERS.items()
+    if hasattr(torch.optim, type(ours).__name__) and not getattr(ours, "dampening", 0.0)
 }
+"""Those that PyTorch has, with the same names of fields; it dampens the first gradient otherwise."""
 
 SCHEDULES: dict[str, tuple[Any, Maker]] = {
     "constant": (
@@ -76,7 +52,11 @@ def compare(
 ) -> None:
     from reference import torch_network
 
-    random = np.random.default_rng(2)
+    ours, random = OPTIMIZERS[optimizer], np.random.default_rng(2)
+
+    def theirs(leaves: Any) -> Any:
+        return getattr(torch.optim, type(ours).__name__)(leaves, **asdict(ours))
+
     x = random.standard_normal((37, network.sizes[0]))
     outputs = network.sizes[-1]
     y = random.integers(0, outputs, 37) if network.loss == "cross_entropy" else random.standard_normal((37, outputs))
@@ -84,11 +64,11 @@ def compare(
     weights = net.initial_weights(network, plan.seed)
     usual = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)  # of NAdam's product of momenta
-    expected = torch_network.train(network, weights, OPTIMIZERS[optimizer][1], SCHEDULES[schedule][1], plan, x, y)
+    expected = torch_network.train(network, weights, theirs, SCHEDULES[schedule][1], plan, x, y)
     torch.set_default_dtype(usual)
     trainer = hybridnn.Trainer(
         hybridnn.MLP(network.sizes, network.activation, residual=network.residual),
-        OPTIMIZERS[optimizer][0],
+        ours,
         batch_size=10,
         schedule=SCHEDULES[schedule][0],
         seed=4,
@@ -112,12 +92,12 @@ def test_weights_after_three_epochs(loss: str, optimizer: str, schedule: str) ->
 @pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid", "selu", "identity"])
 @pytest.mark.parametrize("residual", [False, True])
 def test_weights_with_every_activation(activation: str, residual: bool) -> None:
-    compare(Network((6, 6, 9, 9, 4), activation, residual, "cross_entropy"), "sgd-momentum", "constant")
+    compare(Network((6, 6, 9, 9, 4), activation, residual, "cross_entropy"), "momentum", "constant")
 
 
 def test_weights_with_clipping() -> None:
     # PyTorch scales by clip / (norm + 1e-6), hybridnn by clip / norm.
-    compare(Network((5, 13, 4), "tanh"), "sgd-momentum", "constant", clip_norm=0.05, tolerance=1e-5)
+    compare(Network((5, 13, 4), "tanh"), "momentum", "constant", clip_norm=0.05, tolerance=1e-5)
 
 
 def test_selu_constants() -> None:

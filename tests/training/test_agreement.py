@@ -12,7 +12,7 @@ from hybridnn import MLP, ProcessGrid, Trainer
 from hybridnn.checkpoints import file_io
 from hybridnn.checkpoints.writing import checkpoint_writer
 from hybridnn.comm.agreement import agree, name_hosts
-from hybridnn.errors import DataError, HybridnnError, NonFiniteLossError, SettingError
+from hybridnn.errors import DataError, HybridnnError, NonFiniteLossError
 from reference.ranks import on_nodes, this_rank
 
 if TYPE_CHECKING:
@@ -33,12 +33,6 @@ def test_weights_that_overflow_in_the_last_step_stop_the_run(comm: MPI.Intracomm
     trainer = Trainer(MLP([4, 6, 3]), SGD(lr=1e38), grid=ProcessGrid(comm), batch_size=12)
     with pytest.raises(NonFiniteLossError, match=r"the weights are no longer finite after step 1;.*layer 0"):
         trainer.fit(X * 1e3, Y, epochs=1, validation=(X, Y))
-
-
-@pytest.mark.in_process(ranks=[1, 2])
-def test_a_model_larger_than_memory_is_refused(comm: MPI.Intracomm) -> None:
-    with pytest.raises(SettingError, match=r"model\.sizes .* do not fit this rank's memory"):
-        Trainer(MLP([4, 10**8, 10**8, 3]), grid=ProcessGrid(comm))
 
 
 @pytest.mark.in_process(ranks=[2, 3])

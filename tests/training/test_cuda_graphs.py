@@ -126,13 +126,6 @@ def test_a_step_that_cuda_cannot_capture_is_launched_kernel_by_kernel_unless_gra
         trainer.fit(*data(case), epochs=1)
 
 
-def test_no_graphs_where_the_samples_do_not_fit_the_device() -> None:
-    grid = ProcessGrid()
-    device = stand_in(grid, free=0, graphs=True)
-    check_against_reference(CASES["adam"], grid, device=device)
-    assert kernels_of(device).replays == []
-
-
 @pytest.mark.mpi(ranks=[2])
 def test_batch_ranks_replay_steps(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 21 samples the last minibatch has one, and some ranks none; small buckets overlap the computation."""

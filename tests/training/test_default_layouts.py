@@ -48,13 +48,6 @@ def test_defaults_of_exact_methods_train_as_one_rank_does(comm: MPI.Intracomm, s
     assert uneven  # else the test would be of equal numbers of layers
 
 
-def test_the_default_partition_follows_the_work() -> None:
-    model = MLP([784, 128, 127, 126, 125, 124, 123, 10])
-    for method in ("pipedream", "gpipe", "1f1b"):
-        config = TrainConfig(model, batch_size=128, method=method)
-        assert resolve_layout(config, ((1, 1),) * 2, 2).layers == (2, 5)
-
-
 def step_seconds(model: MLP, counts: tuple[int, ...], microbatches: int, batch_size: int, *, drains: bool) -> float:
     """Seconds of a step in float32 on stages of one rank, by the costs that `hybridnn.pipeline.partition` states."""
     samples, stages, first = -(-batch_size // microbatches), [], 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from hybridnn import MLP, ProcessGrid, ProgressBar, Trainer, schedule
+from hybridnn import MLP, ProcessGrid, ProgressBar, Trainer
 from hybridnn.comm.mpi import Launch
 from hybridnn.errors import DataError, SettingError, UnequalSettingError
 from hybridnn.training.records import EpochRecord, History
@@ -102,29 +102,6 @@ def test_a_history_is_a_frame_of_its_epochs() -> None:
     values = [{name: value for name, value in asdict(record).items() if value is not None} for record in history.epochs]
     assert frame[list(values[0])].to_dict("records") == values
     assert np.isnan(frame.validation_r2.mean())
-
-
-@pytest.mark.parametrize("method", ["gpipe", "1f1b", "zb-h1", "interleaved", "pipedream", "fr"])
-def test_a_schedule_is_the_picture_of_its_computations(method: str, tmp_path: Path) -> None:
-    made = schedule(method, stages=3)
-    root = ElementTree.fromstring(made._repr_svg_())
-    boxes = [title.text or "" for title in root.iter(f"{SVG}title")]
-    instructions = [item.instruction.name for stage in made.timeline.stages for item in stage]
-    for name in ("forward", "backward", "weight gradient"):
-        assert sum(text.startswith(f"{name} of") for text in boxes) == instructions.count(name), name
-    assert instructions.count("forward") >= 3
-    made.draw(tmp_path / "it.svg")
-    assert (tmp_path / "it.svg").read_text() == made._repr_svg_()
-    assert repr(made).startswith(f"<{method}: 3 stages, ")
-
-
-def test_the_times_of_a_schedule_are_those_of_the_closed_form() -> None:
-    made = schedule("1f1b", stages=4, microbatches=8, forward=2.0, backward=3.0)
-    assert made.makespan == (8 + 3) * 5.0
-    assert made.bubble_fraction == pytest.approx(3 / 11)
-    assert schedule("gpipe", stages=2).timeline.schedule.microbatches == 4
-    with pytest.raises(SettingError, match="nonsense"):
-        schedule("nonsense")
 
 
 class Terminal(io.StringIO):

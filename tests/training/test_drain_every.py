@@ -20,7 +20,6 @@ from reference.pipeline_cases import (
     DEEP,
     DELAYED_CASES,
     MOMENTUM,
-    PipelineCase,
     check_pipelined,
     expected_outcome,
     pipelined_trainer,
@@ -148,19 +147,6 @@ class Told(Callback):
 
     def on_epoch_end(self, trainer: TrainedNetwork, record: EpochRecord) -> None:
         self._other.on_epoch_end(trainer, replace(record, train_loss=self._losses[record.epoch - 1]))
-
-
-@pytest.mark.in_process(ranks=[2])
-@pytest.mark.parametrize("method", ["sequential", "1f1b", "gpipe"])
-def test_exact_methods_train_the_same_bits_with_every_number_of_epochs(comm: MPI.Intracomm, method: str) -> None:
-    it, grid = PipelineCase(method, THREE), ProcessGrid(comm, pipeline=2)
-    often, seldom = (pipelined_trainer(replace(it, drain_every=every), grid) for every in (1, 3))
-    reached: list[int] = []
-    for trainer in (often, seldom):
-        trainer.fit(*data(THREE), epochs=3, callbacks=[Calling(should_stop=lambda at: reached.append(at.step))])
-    assert_arrays_same(seldom.weights(), often.weights())
-    assert [step.train_loss for step in seldom.history.steps] == [step.train_loss for step in often.history.steps]
-    assert reached == 2 * [step for step in range(1, 13)]
 
 
 @pytest.mark.in_process(ranks=[3])

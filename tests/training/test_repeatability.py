@@ -1,19 +1,17 @@
-"""Trainings that repeat to the last bit: twice, in parts, on one stage, and whatever the order of the ranks."""
+"""Trainings that repeat to the last bit: twice, in parts, and whatever the order of the ranks."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from hybridnn import Trainer
 from hybridnn.in_process import run_ranks
-from reference.cases import Case, assert_arrays_close, assert_arrays_same, data, local_data, reference
-from reference.network import initial_weights
-from reference.pipeline_cases import ADAM, MOMENTUM, ODD, TRAININGS, PipelineCase, exact_cases
-from reference.sweeps import SPLITS, sizes_for
+from reference.cases import Case, assert_arrays_same, data, local_data
+from reference.pipeline_cases import ADAM, MOMENTUM, PipelineCase
+from reference.sweeps import sizes_for
 from reference.training_cases import Grid, TrainingCase, trained, trainer_of
 from reference.training_list import methods
 
@@ -103,26 +101,6 @@ def test_a_training_in_parts_with_evaluations_between_them(it: TrainingCase, shu
     run_ranks(it.ranks, program)
 
 
-@pytest.mark.parametrize("training", ["momentum", "few"])
-@pytest.mark.parametrize("grid", [Grid(pipeline=2), Grid(pipeline=4), Grid(pipeline=2, model=2)], ids=str)
-def test_pipedream_and_ddg_train_the_same(grid: Grid, training: str) -> None:
-    case = ODD if grid.model > 1 else TRAININGS[training]
-    first, second = (
-        TrainingCase(grid.pipeline * grid.model, grid, PipelineCase(method, case)) for method in ("pipedream", "ddg")
-    )
-    run_ranks(first.ranks, lambda comm: assert_same(trained(first, comm), trained(second, comm)))
-
-
-@pytest.mark.sweep
-@pytest.mark.parametrize("training", ["momentum", "adam"])
-@pytest.mark.parametrize("method", exact_cases(1).values(), ids=str)
-def test_one_stage_is_serial_training(method: PipelineCase, training: str) -> None:
-    # Sums over several microbatches are rounded otherwise.
-    it = replace(method, case=TRAININGS[training], microbatches=method.microbatches and 1)
-    pipelined, serial = (TrainingCase(1, Grid(), training) for training in (it, it.case))
-    run_ranks(1, lambda comm: assert_same(trained(pipelined, comm), trained(serial, comm)))
-
-
 @pytest.mark.parametrize("seeds", [6, pytest.param(200, marks=pytest.mark.slow)])
 def test_every_order_of_the_ranks_gives_the_same_bits(seeds: int) -> None:
     it = TrainingCase(4, Grid(pipeline=2), PipelineCase("1f1b", MOMENTUM))
@@ -134,30 +112,3 @@ def test_every_order_of_the_ranks_gives_the_same_bits(seeds: int) -> None:
     for seed in range(seeds):
         again = run_ranks(4, program, order=seed, sends=("rendezvous", "eager")[seed % 2]).results[0]
         assert_arrays_same(again, first)
-
-
-GIVEN = [
-    *(TrainingCase(4, Grid(model=2), Case(sizes_for(2, split, False, True), model_split=split)) for split in SPLITS),
-    TrainingCase(4, Grid(model=4), Case(sizes_for(4, "columns", False, True))),
-    TrainingCase(3, Grid(pipeline=3), PipelineCase("pipedream")),
-    TrainingCase(2, Grid(pipeline=2), PipelineCase("interleaved", microbatches=2, chunks=2)),
-]
-
-
-@pytest.mark.parametrize("it", GIVEN, ids=str)
-def test_weights_handed_in_come_back_whole_and_are_the_start(it: TrainingCase) -> None:
-    start = reference(replace(it.case, seed=8)).weights
-
-    def program(comm: Any) -> None:
-        given, loaded = trainer_of(it, comm, initial_weights=start), trainer_of(it, comm)
-        assert_arrays_same(given.weights(), start)
-        initial = initial_weights(it.case.network, it.case.seed)
-        assert_arrays_close(loaded.weights(), initial, "initial weights", tolerance=1e-15)
-        loaded.load_weights(start)
-        assert_arrays_same(loaded.weights(), start)
-        for trainer in (given, loaded):
-            trainer.fit(*data(it.case), epochs=1)
-        assert_same(given, loaded)
-        assert not np.array_equal(given.weights()["layers.0.weight"], start["layers.0.weight"])
-
-    run_ranks(it.ranks, program)

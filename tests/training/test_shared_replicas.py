@@ -21,7 +21,7 @@ from hybridnn.errors import HybridnnError, SettingError
 from hybridnn.parallel import node_memory
 from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.parallel.replica import PrivateReplica
-from hybridnn.parallel.shared_replica import SUM_BLOCK, SharedReplica
+from hybridnn.parallel.shared_replica import SharedReplica
 from reference.callbacks import Calling
 from reference.cases import (
     Case,
@@ -172,21 +172,6 @@ def test_memory_that_a_rank_still_reads_is_not_freed(comm: MPI.Intracomm) -> Non
     assert shared_mappings() < before
 
 
-@pytest.mark.in_process(ranks=[2])
-def test_weights_and_slots_are_held_once(comm: MPI.Intracomm) -> None:
-    model = MLP([100, 600, 600, 10])
-    shared, own = (
-        Trainer(model, Adam(), grid=ProcessGrid(comm), shared_replicas=is_shared) for is_shared in (True, False)
-    )
-    (of_shared,), (of_own,) = shared.stage_memory("regression"), own.stage_memory("regression")
-    numbers = 4 * own.engine.chunks[0].layout.size
-    assert of_own.weight_bytes == 2 * numbers + 4
-    assert 1.5 * numbers < of_shared.weight_bytes < 1.5 * numbers + 4 * SUM_BLOCK + 64, (
-        "half the weights, its own gradients"
-    )
-    assert of_own.optimizer_bytes - of_shared.optimizer_bytes >= numbers, "half of two slots"
-
-
 @pytest.mark.in_process(ranks=[1, 2])
 def test_what_cannot_be_is_refused_and_left_alone_by_default(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
@@ -208,16 +193,3 @@ def test_what_cannot_be_is_refused_and_left_alone_by_default(
     assert isinstance(made("auto"), PrivateReplica)
     with pytest.raises(SettingError, match=r"\(/dev/shm\) has no room for 2,\d{3} bytes"):
         made(True)
-
-
-@pytest.mark.in_process(ranks=[4])
-def test_predictions_and_versions_count_as_memory(comm: MPI.Intracomm) -> None:
-    def memory(method: str, is_shared: bool) -> Any:
-        grid = ProcessGrid(comm, pipeline=2, batch=2)
-        trainer = Trainer(MLP([64] * 5), SGD(), grid=grid, batch_size=8, method=method, shared_replicas=is_shared)
-        return trainer.stage_memory("regression")[0]
-
-    stashed, alone = memory("pipedream", True), memory("pipedream", False)
-    assert stashed.weight_version_bytes == alone.weight_version_bytes / 2 > 0
-    predicted, alone = memory("spectrain", True), memory("spectrain", False)
-    assert predicted.weight_version_bytes == alone.weight_version_bytes > 0, "every rank predicts for itself"

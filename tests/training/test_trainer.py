@@ -16,7 +16,7 @@ from scipy import sparse
 
 from hybridnn import MLP, SGD, Adam, Trainer
 from hybridnn.data import as_rows, load_dataset
-from hybridnn.errors import DataError, HybridnnError, NonFiniteLossError, SettingError
+from hybridnn.errors import DataError, NonFiniteLossError, SettingError
 from hybridnn.in_process import run_ranks
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.training.records import EpochRecord, StepRecord
@@ -82,26 +82,11 @@ def test_validation_samples_may_be_rows_of_a_data_set() -> None:
         trainer().fit((x, y), epochs=1)
 
 
-def test_two_classes_need_two_outputs() -> None:
-    with pytest.raises(DataError, match="the model has 1 output, one for each class, so labels are 0 to 0"):
-        Trainer(MLP([3, 4, 1]), SGD(lr=0.1)).fit(*classification(), epochs=1)
-
-
 def test_evaluation_comes_every_so_many_epochs_and_at_the_end() -> None:
     x, y = regression()
     records = trainer(evaluate_every=3).fit(x, y, epochs=7, validation=(x, y)).epochs
     assert [record.epoch for record in records if record.validation_loss is not None] == [3, 6, 7]
     assert all((record.validation_r2 is None) == (record.validation_loss is None) for record in records)
-
-
-def test_another_seed_is_another_training() -> None:
-    x, y = regression()
-    first, second, again = (trainer(seed=seed, log_every=1) for seed in (0, 1, 1))
-    found, other, expected = (it.weights()["layers.0.weight"] for it in (first, second, again))
-    assert not np.array_equal(found, other)
-    assert np.array_equal(other, expected)
-    losses = [[record.train_loss for record in it.fit(x, y, epochs=1).steps] for it in (first, second, again)]
-    assert losses[0] != losses[1] == losses[2]
 
 
 def test_one_target_per_sample_may_be_a_vector() -> None:
@@ -344,14 +329,6 @@ def test_one_hot_numbers_are_targets_where_the_loss_says_so() -> None:
     assert it.history.epochs[0].validation_r2 is not None
 
 
-def test_a_stated_loss_takes_data_of_its_task_alone() -> None:
-    for loss, y in (("mse", LABELS), ("cross_entropy", Y)):
-        it = Trainer(MLP([3, 2, 2], loss=loss))
-        with pytest.raises(HybridnnError):
-            it.fit(X, y, epochs=1)
-        assert it.step == 0
-
-
 @pytest.mark.parametrize("samples", [np.zeros((4, 2)), np.zeros(3), np.zeros((2, 3, 1))])
 def test_samples_of_another_shape_have_no_prediction(samples: Array) -> None:
     with pytest.raises(DataError, match=r"\(samples, 3\)"):
@@ -390,28 +367,13 @@ def test_data_of_another_task_and_size_follow_one_another() -> None:
     assert np.isfinite(it.predict(X)).all()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_diverging_training_stops_with_the_weights_of_the_last_good_step(dtype: str) -> None:
-    it = trainer(optimizer=SGD(lr=1e25 if dtype == "float32" else 1e160), dtype=dtype, log_every=1)
-    kept: list[dict[str, Array]] = []
-    with pytest.raises(NonFiniteLossError) as caught, np.errstate(all="ignore"):
-        it.fit(X, Y, epochs=5, callbacks=[Calling(on_step=lambda record: kept.append(it.weights()))])
-    assert kept, "the first step is a good one"
-    message = str(caught.value)
-    assert f"step {len(kept) + 1} " in message
-    assert it.step == len(kept)
-    for words in ("layer 0: ", "layer 1: ", "optimizer.lr", "clip_norm", "warm-up"):
-        assert words in message
-    for name, array in it.weights().items():
-        assert np.array_equal(array, kept[-1][name])
-        assert np.isfinite(array).all()
-
-
 def test_the_norms_of_a_diverged_network_are_told_though_their_squares_overflow() -> None:
     it = trainer(optimizer=SGD(lr=1e25, momentum=0.0))
     with pytest.raises(NonFiniteLossError) as caught, np.errstate(all="ignore"):
         it.fit(X, Y, epochs=5)
     assert "layer 0: inf" not in str(caught.value), str(caught.value)
+    for words in ("layer 0: ", "layer 1: ", "optimizer.lr", "clip_norm", "warm-up"):
+        assert words in str(caught.value)
 
 
 @pytest.mark.filterwarnings("ignore:column")
