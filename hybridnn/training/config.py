@@ -15,7 +15,6 @@ from hybridnn.nn.learning_rates import Constant, LearningRateSchedule
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Optimizer
 from hybridnn.parallel.dense import MODEL_SPLITS
-from hybridnn.parallel.distribution import DISTRIBUTIONS
 from hybridnn.pipeline.layout import PARTITIONS
 from hybridnn.pipeline.schedules.methods import METHODS, WEIGHT_GRADIENTS, find_method
 from hybridnn.utils.checks import (
@@ -40,6 +39,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "float64")
 DEVICES = ("auto", "cpu", "gpu")
+DISTRIBUTIONS = ("local", "scatter", "scatter-broadcast")
 TRANSPORTS = ("auto", "staging", "mpi", "nccl")
 
 ADVICE: Mapping[str, str] = MappingProxyType(

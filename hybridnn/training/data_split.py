@@ -12,7 +12,6 @@ from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.agreement import agree
 from hybridnn.data import ArrayRows, Rows, as_rows
-from hybridnn.data.preparation import require_finite_rows
 from hybridnn.data.rows import as_array, constant_targets, require_finite
 from hybridnn.errors import DataError
 from hybridnn.nn.mlp import MLP
@@ -120,6 +119,8 @@ def _checked_rows(model: MLP, x: Any, y: NDArray[Any] | None, what: str, dtype: 
     if x is None:
         raise DataError(f"{what}: this rank was given no samples")
     if hasattr(x, "take") and hasattr(x, "targets_shape"):
+        from hybridnn.data.preparation import require_finite_rows  # arrays do not need it
+
         rows: Rows = x
         require_finite_rows(rows, dtype, what)
     else:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hybridnn.comm.agreement import agree, hosts_where, name_hosts
-from hybridnn.comm.hosts import available_memory, free_address_space
 from hybridnn.comm.mpi import is_in_process
 from hybridnn.errors import SettingError
 from hybridnn.nn.kernels import Kernels
@@ -224,7 +223,8 @@ def require_memory(
     elements = ranks * model.parameters + samples * sum(model.sizes) * grid.model
     if MOST_ARRAYS * elements * itemsize + ranks * more < LEAST_CHECKED:
         return
-    from hybridnn.cost.prediction.memory import stage_memory  # small trainings do not need it
+    from hybridnn.comm.hosts import available_memory, free_address_space  # small trainings do not need them
+    from hybridnn.cost.prediction.memory import stage_memory
     from hybridnn.cost.prediction.workload import Workload
 
     workload = Workload(
