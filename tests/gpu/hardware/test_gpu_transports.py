@@ -12,11 +12,10 @@ import pytest
 from numpy.typing import NDArray
 
 from hybridnn.comm.mpi import load_mpi_library
-from hybridnn.comm.open_mpi import cuda_support
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.gpu.cupy_kernels import cupy_kernels
 from hybridnn.gpu.device_choice import choose_device
-from hybridnn.gpu.setup import TransportFactory, choose_transport
+from hybridnn.gpu.setup import TransportFactory, choose_transport, cuda_support
 from hybridnn.gpu.transports.device import Device
 from hybridnn.gpu.transports.nccl import Nccl
 from hybridnn.parallel.grid import ProcessGrid
