@@ -15,6 +15,7 @@ from typing import Any
 
 from hybridnn.errors import DataError
 from hybridnn.pipeline.schedules import instructions, weight_policies
+from hybridnn.pipeline.schedules.compiled_schedule import place_messages
 from hybridnn.pipeline.schedules.instructions import (
     COMPUTATIONS,
     Backward,
@@ -25,7 +26,6 @@ from hybridnn.pipeline.schedules.instructions import (
     Update,
     WeightGradient,
 )
-from hybridnn.pipeline.schedules.message_placement import place_messages
 from hybridnn.pipeline.schedules.schedule import Schedule, with_loads
 from hybridnn.pipeline.schedules.weight_policies import WeightPolicy
 from hybridnn.utils.files import FileError, read_json

@@ -110,7 +110,7 @@ class Layout:
         stages = len(self.stages)
         if self.exact:
             return (0.0,) * stages
-        from hybridnn.pipeline.execution.program import make_program  # not needed by exact methods
+        from hybridnn.pipeline.schedules.program import make_program  # not needed by exact methods
 
         schedule = partial(self.schedule, messages=False)
         programs = [make_program(schedule, stage, stages, minibatches) for stage in range(stages)]

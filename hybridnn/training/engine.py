@@ -31,9 +31,9 @@ from hybridnn.pipeline.execution.chunk_runtime import (
     plan_chunk,
 )
 from hybridnn.pipeline.execution.executor import Executor, Loss, Minibatch, NoteWeights
-from hybridnn.pipeline.execution.program import make_program
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS, Method
+from hybridnn.pipeline.schedules.program import make_program
 from hybridnn.training.config import TrainConfig
 from hybridnn.training.data_split import DataSplit, minibatches
 from hybridnn.training.global_arrays import GlobalArrays

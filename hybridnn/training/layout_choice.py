@@ -18,8 +18,8 @@ from hybridnn.parallel.dense import split_layers
 from hybridnn.parallel.grid import ProcessGrid, StageShapes
 from hybridnn.pipeline.layout import PARTITIONS, Layout, microbatch_counts
 from hybridnn.pipeline.schedules.computation_orders import ScheduleSize
-from hybridnn.pipeline.schedules.memory_plan import plan_memory
 from hybridnn.pipeline.schedules.methods import METHODS, Method, find_method, too_few_stages
+from hybridnn.pipeline.schedules.program import plan_memory
 from hybridnn.training.config import TrainConfig
 from hybridnn.utils.checks import require_choice
 from hybridnn.utils.text import format_bytes

@@ -19,8 +19,7 @@ from hybridnn.checkpoints.reading import Checkpoint, newest_valid
 from hybridnn.checkpoints.writing import checkpoint_writer
 from hybridnn.errors import HybridnnError, SettingError
 from hybridnn.parallel import node_memory
-from hybridnn.parallel.model_chunk import ModelChunk
-from hybridnn.parallel.replica import PrivateReplica
+from hybridnn.parallel.model_chunk import ModelChunk, PrivateReplica
 from hybridnn.parallel.shared_replica import SUM_BLOCK, SharedReplica
 from reference.callbacks import Calling
 from reference.cases import (

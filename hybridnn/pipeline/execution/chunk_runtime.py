@@ -26,7 +26,6 @@ from hybridnn.nn.parameters import LayerParameters
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.parallel.workspace import ConcatenatedMicrobatches, MicrobatchBuffers, StageRole, Workspace
-from hybridnn.pipeline.execution.program import MessageDepths, StageProgram, message_depths
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
     Instruction,
@@ -34,6 +33,7 @@ from hybridnn.pipeline.schedules.instructions import (
     ReceiveGradients,
     WeightGradient,
 )
+from hybridnn.pipeline.schedules.program import MessageDepths, StageProgram, message_depths
 from hybridnn.pipeline.schedules.schedule import Schedule
 
 if TYPE_CHECKING:

@@ -21,7 +21,6 @@ from hybridnn.parallel.dense import WeightGradientArrays
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.workspace import StageArrays
 from hybridnn.pipeline.execution.chunk_runtime import ChunkRuntime
-from hybridnn.pipeline.execution.program import StageProgram
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
     Backward,
@@ -39,6 +38,7 @@ from hybridnn.pipeline.schedules.instructions import (
     Update,
     WeightGradient,
 )
+from hybridnn.pipeline.schedules.program import StageProgram
 
 if TYPE_CHECKING:
     from hybridnn.pipeline.execution.point_to_point import ExpectedMessage, Sender

@@ -8,12 +8,12 @@ Four details differ from the tables. A stage waits for a message where it uses i
 a table does "the backward pass to update the weight" before it sends the gradient, the gradient is sent first here,
 because the previous stage waits for it. The last device receives its input before it loads the target. The loss is
 computed at the start of its backward pass, not at the end of its forward pass. The tables' deques of inputs and outputs
-are the buffers of `hybridnn.pipeline.schedules.memory_plan`; those of gradients are the receive buffers of
+are the buffers of `hybridnn.pipeline.schedules.program`; those of gradients are the receive buffers of
 `hybridnn.pipeline.execution.point_to_point`.
 
 Each function takes the size of the schedule and a stage. K is the number of stages, k = 0 … K-1 the stage, T the number
 of minibatches, M that of microbatches and v that of chunks. Loads and messages are placed among the computations
-afterwards (`hybridnn.pipeline.schedules.message_placement`), except for Tables 3 and 4, whose definition includes them.
+afterwards (`hybridnn.pipeline.schedules.compiled_schedule`), except for Tables 3 and 4, whose definition includes them.
 """
 
 from __future__ import annotations

@@ -354,6 +354,6 @@ def _with_messages(schedule: Schedule) -> Schedule:
     schedule = with_loads(schedule)
     if schedule.stages == 1:
         return schedule
-    from hybridnn.pipeline.schedules.message_placement import place_messages
+    from hybridnn.pipeline.schedules.compiled_schedule import place_messages
 
     return place_messages(schedule)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hybridnn.pipeline.schedules.instructions import ALL_MICROBATCHES
-from hybridnn.pipeline.schedules.memory_plan import MemoryPlan, plan_memory
 from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
+from hybridnn.pipeline.schedules.program import MemoryPlan, plan_memory
 from hybridnn.pipeline.schedules.schedule import Schedule
 from reference.schedules import forms, small
 
