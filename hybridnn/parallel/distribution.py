@@ -39,10 +39,7 @@ class ScatterDistributor:
         self._buffers: dict[tuple[str, tuple[int, ...], np.dtype[Any]], HostArray] = {}
 
     def fetch(self, rows: Rows | None, indices: NDArray[np.int64], x: HostArray | None, y: HostArray | None) -> None:
-        """Write this rank's block of the samples `indices` to `x` and `y`, unless None; collective over the grid.
-
-        All ranks request the same arrays. `rows` are used on rank 0 only.
-        """
+        """See `hybridnn.training.data_split.Fetch`; collective over the grid. `rows` are used on rank 0 only."""
         all_x = all_y = None
         if rows is not None and self._grid.rank == 0:
             all_x = None if x is None else self._buffer(x, len(indices), "x")

@@ -35,7 +35,7 @@ from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS, Method
 from hybridnn.pipeline.schedules.program import make_program
 from hybridnn.training.config import TrainConfig
-from hybridnn.training.data_split import DataSplit, minibatches
+from hybridnn.training.data_split import DataSplit, make_fetch, minibatches
 from hybridnn.training.global_arrays import GlobalArrays
 from hybridnn.training.layout_choice import does_not_fit, require_memory
 from hybridnn.training.metrics import (
@@ -47,7 +47,6 @@ from hybridnn.training.metrics import (
 )
 
 if TYPE_CHECKING:
-    from hybridnn.data import Rows
     from hybridnn.nn.optimizers import OptimizerState
     from hybridnn.parallel.shared_replica import Sharing
 
@@ -86,11 +85,7 @@ class Engine:
         self.states = [chunk.replica.new_state(config.optimizer, chunk.weights) for chunk in self.chunks]
         self.arrays = GlobalArrays(config.model, grid, layout, self.chunks)
         self.class_weights: Array | None = None  # shape (outputs,), factors of the training loss
-        self._fetch = self._take_own_block
-        if config.distribution != "local":
-            from hybridnn.parallel.distribution import ScatterDistributor  # not needed by most
-
-            self._fetch = ScatterDistributor(grid, broadcast=config.distribution == "scatter-broadcast").fetch
+        self._fetch = make_fetch(grid, config.distribution)
         self._note_update: Callable[[Minibatch], None] | None = None
         self._task = ""
         self.is_updating = False  # whether weights or optimizer state are being changed
@@ -133,16 +128,6 @@ class Engine:
             fetch(rows, indices[start:stop], x, y)
 
         return load, batches
-
-    def _take_own_block(
-        self, rows: Rows | None, indices: NDArray[np.int64], x: HostArray | None, y: HostArray | None
-    ) -> None:
-        assert rows is not None
-        rows.take(self._own_block(indices), x, y)
-
-    def _own_block(self, samples: HostArray) -> HostArray:
-        """This rank's block of the samples of a minibatch, or of their indices."""
-        return samples[block_slice(samples.shape[0], self._grid.batch, self._grid.batch_rank)]
 
     def train(self, split: DataSplit, minibatches: Sequence[Minibatch], losses: MinibatchLosses) -> Iterator[Minibatch]:
         """Do one update on each minibatch.
@@ -269,8 +254,11 @@ class Engine:
         """Outputs for `x`, shape (samples, features) and the same on every rank; shape (samples, outputs)."""
         count = x.shape[0]  # a sparse array has no length
         outputs = np.zeros((count, self.config.model.sizes[-1]), self.dtype)
-        grid, kernels, own = self._grid, self._kernels, self._own_block
+        grid, kernels = self._grid, self._kernels
         self.reserve(None, forward=count)
+
+        def own(rows: HostArray) -> HostArray:
+            return rows[block_slice(rows.shape[0], grid.batch, grid.batch_rank)]
 
         def load(rows: slice, start: int, stop: int, out: HostArray | None, targets: HostArray | None) -> None:
             if out is not None:
