@@ -27,7 +27,6 @@ from hybridnn.utils.checks import (
     Seed,
     as_spelled,
     instance_of,
-    must_be_one_of,
     require_fields,
     require_type,
     type_hints,
@@ -196,8 +195,8 @@ class TrainConfig:
         "Whether the batch ranks of a node share one copy of the weights and of the optimizer state, of which each "
         "rank updates a slice; auto: if a node has several of them. The trained weights are the same.",
     )
-    method: Annotated[str, Checked(_method_name, must_be_one_of(METHODS).removeprefix("must be "))] = option(
-        "parallel", "1f1b", f"Pipeline method: {', '.join(METHODS)}.", of_pipelines=True
+    method: Annotated[str, Checked(_method_name, METHODS)] = option(
+        "parallel", "1f1b", "Pipeline method, one that `hybridnn schedule` lists.", of_pipelines=True
     )
     microbatches: Count | None = option(
         "parallel",
@@ -242,16 +241,17 @@ class TrainConfig:
 
     def checked(self) -> Self:
         """A copy with the values as they are used, `dtype` as one of NumPy; `SettingError` for the first wrong one."""
-        kinds = type_hints(TrainConfig)
-        used = {
-            name: require_type(SETTING_NAMES.get(name, name), value, kinds[name])
-            for name, value in self.items().items()
-        }
+        kinds, used = type_hints(TrainConfig), self.items()
+        for item in fields(self):
+            if (value := used[item.name]) is not item.default:
+                used[item.name] = require_type(SETTING_NAMES.get(item.name, item.name), value, kinds[item.name])
         return replace(self, **used | {"dtype": np.dtype(used["dtype"])})
 
 
 OPTIONS = {item.name: item for item in fields(TrainConfig) if "section" in item.metadata}
 """The fields of `TrainConfig` that a settings file may have as keys, by name."""
+PIPELINE_OPTIONS = frozenset(name for name, item in OPTIONS.items() if item.metadata["of_pipelines"])
+"""Those without effect on a single stage."""
 OPTION_SECTIONS: dict[str, str] = {name: item.metadata["section"] for name, item in OPTIONS.items()}
 SETTING_NAMES = {name: f"{section}.{name}" for name, section in OPTION_SECTIONS.items() if section}
 """Names of the options in a settings file."""
