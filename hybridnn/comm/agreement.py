@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hybridnn.comm.group import Group
 from hybridnn.errors import HybridnnError, shorten
@@ -92,17 +91,12 @@ def lowest_rank(group: Group, holds: bool) -> int | None:
     return group.size - int(positions[0]) if positions[0] else None
 
 
-def same_on_all(group: Group, values: NDArray[np.int64]) -> bool:
-    """Whether every rank of `group` has the same `values`; the same result on every rank. Collective."""
-    extremes = np.concatenate([values, -values])
-    group.allreduce(extremes, "max")
-    return bool((extremes[: values.size] == -extremes[values.size :]).all())
-
-
 def same_text_on_all(group: Group, text: str) -> bool:
     """Whether every rank of `group` has the same `text`; the same result on every rank. Collective."""
     digest = int.from_bytes(hashlib.sha256(text.encode(errors="surrogatepass")).digest()[:7], "big")
-    return same_on_all(group, np.array([digest], np.int64))
+    extremes = np.array([digest, -digest], np.int64)
+    group.allreduce(extremes, "max")
+    return bool(extremes[0] == -extremes[1])
 
 
 def broadcast_text(group: Group, text: str, root: int) -> str:

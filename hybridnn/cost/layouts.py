@@ -17,8 +17,8 @@ from hybridnn.errors import SettingError
 from hybridnn.nn.mlp import DenseLayer
 from hybridnn.parallel.dense import MODEL_SPLITS
 from hybridnn.parallel.grid import StageShapes
-from hybridnn.pipeline.layout import Layout, microbatch_counts
-from hybridnn.pipeline.partition import balance
+from hybridnn.pipeline.layout import Layout
+from hybridnn.pipeline.partition import balance, microbatch_counts
 from hybridnn.pipeline.schedules.methods import METHODS, Method
 from hybridnn.utils.checks import require_whole
 

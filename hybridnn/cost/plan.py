@@ -16,7 +16,8 @@ from hybridnn.cost.prediction.predict import Prediction, predict
 from hybridnn.cost.prediction.stage_costs import StageCosts
 from hybridnn.cost.prediction.workload import Workload
 from hybridnn.errors import SettingError
-from hybridnn.pipeline.layout import Layout, microbatch_counts
+from hybridnn.pipeline.layout import Layout
+from hybridnn.pipeline.partition import microbatch_counts
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
     Backward,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -80,6 +80,10 @@ class ProcessGrid:
         As given.
     world, pipeline_group, batch_group, model_group, node_group : Group
         All ranks, this rank's three groups, and the ranks of this rank's node.
+    groups : tuple of Group
+        These, in the same order on all ranks.
+    rank, size : int
+        Position in the grid, and number of ranks; rank 0 loads data, logs and writes files.
     pipeline_rank, batch_rank, model_rank : int
         This rank's coordinates.
     pipeline, batch, model : int
@@ -124,7 +128,11 @@ class ProcessGrid:
     ) -> None:
         require_number("stall_seconds", stall_seconds, at_least=0)
         arguments = {"pipeline": pipeline, "batch": batch, "model": model, "stages": stages}
-        _require_equal(all_ranks_group(comm, stall_seconds), arguments | {"message_limit": message_limit})
+        arguments |= {"message_limit": message_limit}
+        values = {name: repr(value) for name, value in arguments.items()}
+        if unequal := unequal_values(all_ranks_group(comm, stall_seconds), lambda: values):
+            texts = "; ".join(difference.text for difference in unequal)
+            raise GridError(f"process grid: {texts}; it must be the same on every rank")
         self.comm: Any = comm if comm is not None else import_mpi().COMM_WORLD
         size = self.comm.Get_size()
         if size > 1:
@@ -179,11 +187,8 @@ class ProcessGrid:
         self.batch_group = group("batch", first + self.model_rank, max(batch for batch, _ in self.stages))
         self.pipeline_group = group("pipeline", self.batch_rank * ranks + self.model_rank, self.pipeline)
         self.node_group = group("node", node, self.node_ranks)
-
-    @property
-    def groups(self) -> tuple[Group, ...]:
-        """All groups, in the same order on all ranks."""
-        return self.world, self.pipeline_group, self.batch_group, self.model_group, self.node_group
+        self.groups = self.world, self.pipeline_group, self.batch_group, self.model_group, self.node_group
+        self.rank, self.size = self.world.rank, self.world.size
 
     def attach_device(self, transports: TransportFactory) -> str:
         """Enable arrays of this rank's device in all groups; collective, and nothing may be in flight.
@@ -205,16 +210,6 @@ class ProcessGrid:
     def rank_at(self, stage: int, batch_rank: int, model_rank: int) -> int:
         """Position in the grid of coordinates in a stage."""
         return self._first_of_stage[stage] + batch_rank * self.stages[stage][1] + model_rank
-
-    @property
-    def rank(self) -> int:
-        """Position in the grid; rank 0 loads data, logs and writes files."""
-        return self.world.rank
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-        return self.world.size
 
     def __repr__(self) -> str:
         return (
@@ -248,14 +243,6 @@ def all_ranks_group(comm: MPI.Intracomm | None = None, stall_seconds: float = ST
 
         wait_for_ranks(ranks, stall_seconds)
     return Group(ranks, "world", Recorder())
-
-
-def _require_equal(group: Group, arguments: Mapping[str, object]) -> None:
-    """Raise a `GridError` on every rank if the ranks have different arguments; collective."""
-    unequal = unequal_values(group, lambda: {name: repr(value) for name, value in arguments.items()})
-    if unequal:
-        texts = "; ".join(difference.text for difference in unequal)
-        raise GridError(f"process grid: {texts}; it must be the same on every rank")
 
 
 def _node_of_every_rank(comm: MPI.Intracomm) -> list[int]:

@@ -10,12 +10,13 @@ import numpy as np
 from hybridnn.errors import SettingError
 from hybridnn.nn.optimizers import SGD
 from hybridnn.parallel.grid import StageShapes
-from hybridnn.pipeline.layout import PARTITIONS, Layout, microbatch_counts
+from hybridnn.pipeline.layout import PARTITIONS, Layout
 from hybridnn.pipeline.partition import (
     TYPICAL_LINK,
     balance,
     check_partition,
     check_stages,
+    microbatch_counts,
     time_layers,
     typical_partition,
     typical_step,
@@ -125,7 +126,7 @@ def profiled_layers(layout: Layout, config: TrainConfig) -> tuple[int, ...]:
     profiles = {batch: time_layers(model, ceil(samples / batch), dtype) for batch in {b for b, _ in layout.stages}}
 
     def seconds(batch: int, model_ranks: int) -> list[float]:
-        return [(layer.forward_seconds + layer.backward_seconds) / model_ranks for layer in profiles[batch]]
+        return [sum(layer) / model_ranks for layer in profiles[batch]]
 
     sizes = [layer.outputs * samples * dtype.itemsize for layer in model.layers[:-1]]
     boundaries = [2 * TYPICAL_LINK.message_seconds(size) for size in sizes]

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hybridnn.comm import hosts
 from hybridnn.config.settings import Settings, load_settings, to_toml
 from hybridnn.drawing.learning_curve import linear_ticks, logarithmic_ticks
 from hybridnn.errors import DataError, EnvironmentProblem, HybridnnError, SettingError
@@ -277,7 +278,7 @@ def test_a_run_beyond_the_memory_writes_no_folder(ranks: int, tmp_path: Path, mo
     needed = []
     for checkpoint_every in (None, 10):
         free = iter([1e12] * ranks + [0.0] * ranks)  # the parameters fit, the rest does not
-        monkeypatch.setattr(layout_choice, "available_memory", lambda free=free: next(free))
+        monkeypatch.setattr(hosts, "available_memory", lambda free=free: next(free))
 
         def run(comm: object, every: int | None = checkpoint_every) -> None:
             training = {"epochs": 1, "clip_norm": 1.0, "checkpoint_every": every}

@@ -10,7 +10,7 @@ import pytest
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.errors import HybridnnError, NonFiniteLossError, SettingError
-from hybridnn.pipeline.partition import LayerProfile
+from hybridnn.pipeline.partition import LayerSeconds
 from hybridnn.pipeline.schedules.methods import METHODS
 from reference import network as net
 from reference.cases import assert_arrays_same, data
@@ -157,9 +157,9 @@ def test_ranks_that_were_given_different_pipelines_are_refused(comm: MPI.Intraco
 def test_a_partition_by_times_gives_a_wide_stage_more_layers(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def by_samples(model: MLP, samples: int, dtype: Any) -> tuple[LayerProfile, ...]:
+    def by_samples(model: MLP, samples: int, dtype: Any) -> tuple[LayerSeconds, ...]:
         """Equal layers whose time goes with the samples."""
-        return tuple(LayerProfile(samples, 2 * samples) for _ in model.layers)
+        return tuple(LayerSeconds(samples, samples, samples) for _ in model.layers)
 
     monkeypatch.setattr("hybridnn.training.pipeline_choice.time_layers", by_samples)
     model = MLP([6] * 9)
