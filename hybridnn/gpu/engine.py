@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from hybridnn.gpu.cuda_graphs import CudaGraphSteps, StepCapture
 from hybridnn.gpu.device_samples import DeviceSampleCache, DeviceSplit, gather_on_device, read_and_copy
-from hybridnn.pipeline.execution.chunk_runtime import plan_chunk
 from hybridnn.pipeline.execution.executor import Minibatch
+from hybridnn.pipeline.schedules.program import plan_chunk
 from hybridnn.training.data_split import DataSplit
 from hybridnn.training.device import TrainingDevice
 from hybridnn.training.engine import Engine, Load

@@ -22,18 +22,11 @@ from hybridnn.nn.mlp import resolve_loss
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk, ReplicaConfig
 from hybridnn.parallel.workspace import StageArrays
-from hybridnn.pipeline.execution.chunk_runtime import (
-    ChunkPlan,
-    ChunkRuntime,
-    MemoryBreakdown,
-    WeightStore,
-    make_runtime,
-    plan_chunk,
-)
+from hybridnn.pipeline.execution.chunk_runtime import ChunkRuntime, MemoryBreakdown, WeightStore, make_runtime
 from hybridnn.pipeline.execution.executor import Executor, Loss, Minibatch, NoteWeights
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS, Method
-from hybridnn.pipeline.schedules.program import make_program
+from hybridnn.pipeline.schedules.program import ChunkPlan, make_program, plan_chunk
 from hybridnn.training.config import TrainConfig
 from hybridnn.training.data_split import DataSplit, make_fetch, minibatches
 from hybridnn.training.global_arrays import GlobalArrays

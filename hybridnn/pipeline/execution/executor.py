@@ -197,9 +197,8 @@ class Executor:
         """
         self._take_outputs = take_outputs
         self._begin(minibatches)
-        for position, shift in self._program.walk(len(minibatches)):
-            minibatch = minibatches[self._program.order[position].minibatch + shift]
-            self._operation(position, minibatch.size)(minibatch)
+        for _, operation, minibatch in self._operations_of(minibatches):
+            operation(minibatch)
         self.finish()
         self._take_outputs = None
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import NamedTuple, TypeVar
 
+from hybridnn.parallel.workspace import MicrobatchBuffers, StageRole
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
     QUEUES,
@@ -348,3 +349,45 @@ def _versions(schedule: Schedule, stage: int) -> tuple[dict[int, int], list[Life
                 raise schedule.error(stage, position, reason)
             last_readers[read.version] = position
     return last_readers, [(born[version + 1], position) for version, position in last_readers.items()]
+
+
+# -- plan of a chunk ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ChunkPlan:
+    """What the schedules of training and of evaluation require of a chunk."""
+
+    index: int  # index of the chunk on its rank
+    role: StageRole
+    before: tuple[int, int]  # stage and chunk of the virtual stage before; not used at the end of the network
+    after: tuple[int, int]
+    microbatches: int
+    buffers: MicrobatchBuffers
+    depths: MessageDepths
+    weight_versions: int
+    predicts: bool  # whether passes read predicted weights
+    concatenates: bool  # whether microbatches are concatenated for one weight-gradient product
+    accumulates: bool  # whether the gradients of microbatches are added
+
+
+def plan_chunk(schedules: tuple[Schedule, Schedule], stage: int, index: int) -> ChunkPlan:
+    """Plan a chunk of a stage for schedules of training and of evaluation with the largest memory."""
+    schedule = schedules[0]
+    program = StageProgram(schedule, stage)
+    memory = program.memory
+    return ChunkPlan(
+        index,
+        StageRole(schedule.is_first(stage, index), schedule.is_last(stage, index)),
+        schedule.before(stage, index),
+        schedule.after(stage, index),
+        schedule.microbatches,
+        MicrobatchBuffers(memory.inputs[index], memory.activations[index], program.splits_backward),
+        MessageDepths(*map(max, *(message_depths(item, stage, index) for item in schedules))),
+        memory.peak_weight_versions,
+        predicts=any(ahead for _, ahead in program.reads.values()),
+        concatenates=any(
+            isinstance(item, WeightGradient) and item.microbatch == ALL_MICROBATCHES for item in program.order
+        ),
+        accumulates=bool(program.accumulating),
+    )
