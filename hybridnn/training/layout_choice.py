@@ -202,7 +202,7 @@ def choose_sharing(
 
 def _sharing_problem(sharing: Sharing | None, config: TrainConfig, grid: ProcessGrid, layout: Layout) -> str:
     """The reason why replicas cannot be shared, the same text on every rank; empty if they can."""
-    from hybridnn.parallel.node_memory import free_shared_memory
+    from hybridnn.parallel.nodes import free_shared_memory
 
     def window_bytes() -> int:
         """Upper bound of the bytes of the windows that this rank allocates, including gradients."""

@@ -10,7 +10,7 @@ import pytest
 from hybridnn.comm import mpi
 from hybridnn.errors import GridError
 from hybridnn.parallel.grid import ProcessGrid, fitting_grids
-from hybridnn.parallel.node_memory import NodeMemory
+from hybridnn.parallel.nodes import NodeMemory
 
 if TYPE_CHECKING:
     from mpi4py import MPI

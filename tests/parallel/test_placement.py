@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from hybridnn.comm.threads import threads_for
 from hybridnn.errors import SettingError
-from hybridnn.parallel.grid import fitting_grids, place_ranks, resolve_axes
+from hybridnn.parallel.grid import fitting_grids, resolve_axes
+from hybridnn.parallel.nodes import place_ranks
 from reference import placement
 
 

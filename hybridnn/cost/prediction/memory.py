@@ -24,7 +24,7 @@ from hybridnn.nn.parameters import LayerShard, ParameterLayout
 from hybridnn.parallel.dense import parallel_dense
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk, ReplicaConfig
-from hybridnn.parallel.node_memory import NodeMemory
+from hybridnn.parallel.nodes import NodeMemory
 from hybridnn.parallel.shared_replica import OwnedSlice, Sharing
 from hybridnn.parallel.workspace import StageRole, Workspace
 from hybridnn.pipeline.execution.chunk_runtime import MemoryBreakdown, make_runtime

@@ -13,9 +13,16 @@ from functools import cached_property
 
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.schedules.instructions import Backward, Forward, Instruction, ReduceGradients, Update
-from hybridnn.pipeline.schedules.schedule import ActivationBound, Schedule, ScheduleSize, with_loads
+from hybridnn.pipeline.schedules.schedule import (
+    EXACT,
+    INITIAL,
+    ActivationBound,
+    Schedule,
+    ScheduleSize,
+    WeightPolicy,
+    with_loads,
+)
 from hybridnn.pipeline.schedules.schedule import Method as Method  # of this module for users
-from hybridnn.pipeline.schedules.weight_policies import EXACT, INITIAL, WeightPolicy
 from hybridnn.utils.checks import must_be_one_of, require_choice, require_whole
 
 

@@ -351,7 +351,7 @@ def _versions(schedule: Schedule, stage: int) -> tuple[dict[int, int], list[Life
     return last_readers, [(born[version + 1], position) for version, position in last_readers.items()]
 
 
-# -- plan of a chunk ----------------------------------------------------------------------------------------------------
+# -- plan of a chunk ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

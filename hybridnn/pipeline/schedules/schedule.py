@@ -24,7 +24,6 @@ from hybridnn.pipeline.schedules.instructions import (
     SendGradients,
     Update,
 )
-from hybridnn.pipeline.schedules.weight_policies import EXACT, WeightPolicy, WeightRead
 
 
 class ScheduleError(HybridnnError):
@@ -49,6 +48,47 @@ class ScheduleError(HybridnnError):
         self.position = position
         self.instruction = instruction
         self.reason = reason
+
+
+class WeightRead(NamedTuple):
+    """Weights that a pass reads."""
+
+    version: int  # number of updates before it
+    # Updates predicted beyond that version: s in Chen et al. 2018, equation 4. Negative: estimated so many back.
+    ahead: int = 0
+
+
+Rule = Callable[[int, int, int], WeightRead]  # from (stage, stages, minibatch) to the weights
+
+
+@dataclass(frozen=True)
+class WeightPolicy:
+    """A rule for each pass, and the number of versions that it stores; a recomputation reads as the backward pass."""
+
+    name: str
+    forward: Rule
+    backward: Rule
+    # From (stage, stages) to the most weight versions a stage holds at a time, the current one included.
+    versions: Callable[[int, int], int]
+
+
+def newest(stage: int, stages: int, minibatch: int) -> WeightRead:
+    """The newest version."""
+    return WeightRead(minibatch)
+
+
+def one_version(stage: int, stages: int) -> int:
+    """The current version alone."""
+    return 1
+
+
+EXACT = WeightPolicy("exact", newest, newest, one_version)
+"""All passes read the current weights: every minibatch is complete before the next begins."""
+
+INITIAL = WeightPolicy(
+    "initial", lambda stage, stages, t: WeightRead(0), lambda stage, stages, t: WeightRead(0), one_version
+)
+"""All passes read version 0: evaluation."""
 
 
 READS_BACKWARD_WEIGHTS = (Backward, InputGradient, Recompute)
