@@ -5,7 +5,7 @@ Backquoted names without a package are of `hybridnn.pipeline.schedules`. The met
 =====================================  ==============================  ===================================
 Kang 2019                              order, `computation_orders`     weights, `weight_policies`
 =====================================  ==============================  ===================================
-Table 2, naive sequential              `gpipe` with one microbatch     `EXACT`
+Table 2, naive sequential              `one_minibatch_at_a_time`       `EXACT`
 Table 3, delayed gradients (DDG)       `delayed_gradients`             `STASHED`
 Table 4, features replay (FR)          `features_replay`               `CURRENT`
 Table 5, PipeDream                     `pipedream`                     `STASHED`
