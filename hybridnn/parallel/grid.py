@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hybridnn.comm.agreement import unequal_values
 from hybridnn.comm.group import MESSAGE_LIMIT, Group
 from hybridnn.comm.mpi import (
     detect_launch,
@@ -125,11 +124,7 @@ class ProcessGrid:
     ) -> None:
         require_number("stall_seconds", stall_seconds, at_least=0)
         arguments = {"pipeline": pipeline, "batch": batch, "model": model, "stages": stages}
-        arguments |= {"message_limit": message_limit}
-        values = {name: repr(value) for name, value in arguments.items()}
-        if unequal := unequal_values(all_ranks_group(comm, stall_seconds), lambda: values):
-            texts = "; ".join(difference.text for difference in unequal)
-            raise GridError(f"process grid: {texts}; it must be the same on every rank")
+        _require_equal(all_ranks_group(comm, stall_seconds), arguments | {"message_limit": message_limit})
         self.comm: Any = comm if comm is not None else import_mpi().COMM_WORLD
         size = self.comm.Get_size()
         if size > 1:
@@ -244,6 +239,18 @@ def all_ranks_group(comm: MPI.Intracomm | None = None, stall_seconds: float = ST
 
         wait_for_ranks(ranks, stall_seconds)
     return Group(ranks, "world", Recorder())
+
+
+def _require_equal(group: Group, arguments: dict[str, Any]) -> None:
+    """Raise a `GridError` on every rank if the ranks have different arguments; collective."""
+    if group.size == 1:
+        return
+    from hybridnn.comm.comparison import unequal_values
+
+    unequal = unequal_values(group, lambda: {name: repr(value) for name, value in arguments.items()})
+    if unequal:
+        texts = "; ".join(difference.text for difference in unequal)
+        raise GridError(f"process grid: {texts}; it must be the same on every rank")
 
 
 def _node_of_every_rank(comm: MPI.Intracomm) -> list[int]:

@@ -11,10 +11,9 @@ from hybridnn.comm.agreement import (
     broadcast_text,
     gather_texts,
     lowest_rank,
-    same_text_on_all,
-    unequal_values,
     value_of_first,
 )
+from hybridnn.comm.comparison import same_text_on_all, unequal_values
 from hybridnn.errors import HybridnnError, SettingError
 from hybridnn.parallel.grid import ProcessGrid
 
