@@ -21,16 +21,14 @@ from hybridnn.pipeline.schedules.instructions import (
     COMPUTATIONS,
     Backward,
     Barrier,
-    Forward,
-    InputGradient,
     Instruction,
     Load,
     ReceiveActivations,
     ReceiveGradients,
-    Recompute,
+    ReduceGradients,
     SendActivations,
     SendGradients,
-    WeightGradient,
+    Update,
 )
 from hybridnn.pipeline.schedules.schedule import Message, Schedule, ScheduleError
 
@@ -229,15 +227,6 @@ def _blocked(schedule: Schedule, stage: int, done: int) -> ScheduleError:
 # -- placement of messages ---------------------------------------------------------------------------------------------
 
 
-UNIT_DURATIONS: dict[type[Instruction], float] = {
-    Forward: 1.0,
-    Recompute: 1.0,
-    Backward: 2.0,
-    InputGradient: 1.0,
-    WeightGradient: 1.0,
-}
-
-
 def place_messages(schedule: Schedule) -> Schedule:
     """Add messages to a schedule that lists computations and loads only.
 
@@ -245,7 +234,8 @@ def place_messages(schedule: Schedule) -> Schedule:
     other in a cycle at one time.
     """
     program = compile_schedule(schedule)
-    durations = [UNIT_DURATIONS.get(type(item), 0.0) for item in program.computations]
+    free = (ReduceGradients, Update)
+    durations = [0.0 if isinstance(item, free) else 1.0 + isinstance(item, Backward) for item in program.computations]
     times = program.times(durations, [0.0] * len(durations))
     starts = [times.starts[program.of(stage)] for stage in range(schedule.stages)]
     placed: list[list[tuple[int, Instruction]]] = [[] for _ in schedule.orders]
