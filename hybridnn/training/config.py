@@ -27,6 +27,7 @@ from hybridnn.utils.checks import (
     Seed,
     as_spelled,
     instance_of,
+    must_be_one_of,
     require_fields,
     require_type,
     type_hints,
@@ -105,6 +106,10 @@ def _dtype_name(dtype: Any) -> str | None:
 
 def _method_name(name: Any) -> str:
     return find_method(name).name
+
+
+def _method_names() -> str:
+    return must_be_one_of(METHODS).removeprefix("must be ")
 
 
 def _partition(value: Any) -> Any:
@@ -195,7 +200,7 @@ class TrainConfig:
         "Whether the batch ranks of a node share one copy of the weights and of the optimizer state, of which each "
         "rank updates a slice; auto: if a node has several of them. The trained weights are the same.",
     )
-    method: Annotated[str, Checked(_method_name, METHODS)] = option(
+    method: Annotated[str, Checked(_method_name, _method_names)] = option(
         "parallel", "1f1b", "Pipeline method, one that `hybridnn schedule` lists.", of_pipelines=True
     )
     microbatches: Count | None = option(
