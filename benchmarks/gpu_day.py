@@ -28,7 +28,7 @@ from typing import Any
 
 from benchmarks.gpu_pieces import GRACE, Piece, now, run_piece
 from hybridnn.comm.launcher import find_mpirun, without_launcher
-from hybridnn.comm.open_mpi import mpirun_settings
+from hybridnn.comm.mpi import mpirun_settings
 from hybridnn.errors import DataError, EnvironmentProblem
 from hybridnn.gpu.cupy_loading import load_cupy
 from hybridnn.utils.files import write_atomically

@@ -150,8 +150,8 @@ def measure(case: Case, method: str, pairs: int) -> dict[str, Any]:
 def methods_in_turn(pairs: int) -> list[dict[str, Any]]:
     """Results of all methods on equal stages, timed alternately; collective."""
     profile = time_layers(MLP(BALANCED.sizes), BALANCED.batch_size, "float32")
-    forward = sum(layer.forward_seconds for layer in profile)
-    backward = sum(layer.backward_seconds for layer in profile)
+    forward = sum(layer.forward for layer in profile)
+    backward = sum(layer.input_gradient + layer.weight_gradient for layer in profile)
     # Kang 2019, Table 1.
     formulas = {method: minibatch_time(method, WORLD.size, forward, backward) for method in KANG_METHODS}
     programs = {}

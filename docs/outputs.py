@@ -51,7 +51,7 @@ from difflib import unified_diff
 from itertools import pairwise
 from pathlib import Path
 
-from hybridnn.comm.open_mpi import mpirun_settings
+from hybridnn.comm.mpi import mpirun_settings
 
 __all__ = [
     "NOTEBOOKS",

@@ -12,8 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hybridnn._version import __version__
-from hybridnn.comm.mpi import register_single_rank
-from hybridnn.comm.open_mpi import set_rank_settings
+from hybridnn.comm.mpi import register_single_rank, set_rank_settings
 
 if TYPE_CHECKING:
     from hybridnn.drawing.timelines import schedule

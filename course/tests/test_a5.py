@@ -11,9 +11,8 @@ import pytest
 
 from hybridnn.pipeline.checks.simulated_schedule import Durations, Timeline, simulate
 from hybridnn.pipeline.schedules.compiled_schedule import compile_schedule
-from hybridnn.pipeline.schedules.computation_orders import ScheduleSize
 from hybridnn.pipeline.schedules.instructions import Backward, Forward, InputGradient, WeightGradient
-from hybridnn.pipeline.schedules.schedule import Schedule, ScheduleError
+from hybridnn.pipeline.schedules.schedule import Schedule, ScheduleError, ScheduleSize
 from hybridnn.pipeline.schedules.weight_policies import EXACT
 from hybridnn_course.answers import MEASURED, Answer
 from hybridnn_course.assignment import Variant

@@ -33,6 +33,7 @@ with paused_collector():
     from hybridnn.config.settings import Settings, load_settings
     from hybridnn.data.table_options import Categories, Missing
     from hybridnn.nn.optimizers import optimizers
+    from hybridnn.pipeline.schedules.methods import METHODS
     from hybridnn.training.config import OPTIONS
     from hybridnn.utils.settings_models import by_dotted_name
     from hybridnn.utils.text import command_argument
@@ -168,7 +169,9 @@ def train(
     pipeline: Annotated[
         Override, _setting("parallel.pipeline", "Pipeline stages, or all ranks if only --method is given")
     ] = None,
-    method: Annotated[Override, _setting("parallel.method", "", "NAME", _text, method_names)] = None,
+    method: Annotated[
+        Override, _setting("parallel.method", f"Pipeline method: {', '.join(METHODS)}", "NAME", _text, method_names)
+    ] = None,
     batch: Annotated[
         Override, _setting("parallel.batch", "Ranks that share the samples", default="all remaining ranks")
     ] = None,

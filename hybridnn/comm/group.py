@@ -105,6 +105,13 @@ class Group:
         Bytes above which an array travels in pieces.
     members : sequence of int, optional
         Ranks in the grid, in the order of the group; by default those in the group.
+
+    Attributes
+    ----------
+    comm : MPI.Intracomm or None
+    members : tuple of int
+    transport : Transport
+        What carries out the calls that do not block; `attach_device` replaces it.
     """
 
     def __init__(
@@ -121,29 +128,15 @@ class Group:
         self.recorder = recorder
         self.size = len(members)
         self.rank: int = 0 if comm is None else comm.Get_rank()
-        self._channel = recorder.open_channel(axis, tuple(members))
-        self._comm: Any = comm
+        self.members = tuple(members)
+        self._channel = recorder.open_channel(axis, self.members)
+        self.comm: Any = comm
         self._process = getpid()
         self._parts: dict[tuple[str, Hashable], Group] = {}
         self._limit = message_limit
         self._mpi: Any = None if comm is None else import_mpi()
-        self._transport = Transport(comm, message_limit)
+        self.transport = Transport(comm, message_limit)
         self._transports: TransportFactory | None = None
-
-    @property
-    def members(self) -> tuple[int, ...]:
-        """Ranks in the grid, in the order of the group."""
-        return self._channel.members
-
-    @property
-    def comm(self) -> Any:
-        """The communicator; None for one rank."""
-        return self._comm
-
-    @property
-    def transport(self) -> Transport:
-        """What carries out the calls that do not block; `attach_device` replaces it."""
-        return self._transport
 
     def attach_device(self, transports: TransportFactory) -> str:
         """Accept arrays of this rank's device from now on. Collective; nothing may be in flight.
@@ -156,16 +149,16 @@ class Group:
         if self.size == 1:
             return ""
         self.disconnect()
-        self._transport = transports.transport(self._comm, self.axis, self._limit)
+        self.transport = transports.transport(self.comm, self.axis, self._limit)
         self._transports = transports
-        return self._transport.problem
+        return self.transport.problem
 
     def disconnect(self) -> None:
         """Close the connections of the transport beside MPI; arrays of the device are staged from then on.
 
         Collective; nothing may be in flight. CUDA graphs with calls of the group are dropped first.
         """
-        self._transport.disconnect()
+        self.transport.disconnect()
 
     def split(self, color: int, axis: str, key: Hashable = None) -> Group:
         """The group of the ranks with the same `color`, in the same order. Collective.
@@ -177,9 +170,9 @@ class Group:
         if part is None:
             comm, members = None, [self.members[self.rank]]
             if self.size > 1:
-                comm = kept(self._comm, (axis, key), lambda: split(self._comm, color, self.rank))
+                comm = kept(self.comm, (axis, key), lambda: split(self.comm, color, self.rank))
             if comm is not None:
-                members = [self.members[rank] for rank in ranks_within(comm, self._comm)]
+                members = [self.members[rank] for rank in ranks_within(comm, self.comm)]
             part = self._parts[axis, key] = Group(comm, axis, self.recorder, self._limit, members)
         transports = None if self._transports is None else self._transports.of_parts()
         if transports is not None and part._transports != transports:
@@ -191,7 +184,7 @@ class Group:
 
         For calls that every rank begins at its own time, which must not meet those of another use.
         """
-        reserved: set[int] = set() if self.size == 1 else kept(self._comm, axis, set)
+        reserved: set[int] = set() if self.size == 1 else kept(self.comm, axis, set)
         number = next(number for number in count() if number not in reserved)
         reserved.add(number)
         return self.split(0, axis, number), partial(reserved.discard, number)
@@ -258,8 +251,8 @@ class Group:
         """Return when every rank has arrived."""
         if self.size > 1:
             call = self._begin("barrier", 0)
-            self._transport.flush()
-            self._comm.Barrier()
+            self.transport.flush()
+            self.comm.Barrier()
             self._finish(call)
 
     def allreduce(self, array: NDArray[Any], operation: str = "sum") -> None:
@@ -273,7 +266,7 @@ class Group:
         require_buffer(array, "allreduce")
         call = self._begin("allreduce", array.nbytes, array.dtype, reduction=operation)
         for piece in pieces(array, min(self._limit, REDUCE_PIECE)):
-            self._comm.Allreduce(self._mpi.IN_PLACE, piece, getattr(self._mpi, operation.upper()))
+            self.comm.Allreduce(self._mpi.IN_PLACE, piece, getattr(self._mpi, operation.upper()))
         self._finish(call)
 
     def iallreduce(self, array: NDArray[Any], operation: str = "sum") -> Request:
@@ -282,7 +275,7 @@ class Group:
         if self.size == 1:
             return DONE
         require_buffer(array, "allreduce")
-        start = partial(self._transport.allreduce, array, operation)
+        start = partial(self.transport.allreduce, array, operation)
         return self._start("allreduce", array.nbytes, start, (array,), reduction=operation)
 
     def allgather_rows(self, array: NDArray[Any]) -> None:
@@ -302,9 +295,9 @@ class Group:
         counts, offsets = row_layout(array, self.size)
         call = self._begin("allgather", array.nbytes, array.dtype)
         if counts[0] == counts[-1]:
-            self._comm.Allgather(self._mpi.IN_PLACE, array)
+            self.comm.Allgather(self._mpi.IN_PLACE, array)
         else:
-            self._comm.Allgatherv(self._mpi.IN_PLACE, [array, counts, offsets, None])
+            self.comm.Allgatherv(self._mpi.IN_PLACE, [array, counts, offsets, None])
         self._finish(call)
 
     def iallgather_rows(self, array: NDArray[Any]) -> Request:
@@ -312,7 +305,7 @@ class Group:
         if self.size == 1:
             return DONE
         require_buffer(array, "allgather")
-        return self._start("allgather", array.nbytes, partial(self._transport.allgather, array), (array,))
+        return self._start("allgather", array.nbytes, partial(self.transport.allgather, array), (array,))
 
     def broadcast(self, array: NDArray[Any], root: int = 0) -> None:
         """Copy the root's `array` to all ranks, in place."""
@@ -324,7 +317,7 @@ class Group:
         require_buffer(array, "broadcast")
         call = self._begin("broadcast", array.nbytes, array.dtype, root)
         for piece in pieces(array, self._limit):
-            self._comm.Bcast(piece, root)
+            self.comm.Bcast(piece, root)
         self._finish(call)
 
     def ibroadcast(self, array: NDArray[Any], root: int = 0) -> Request:
@@ -332,7 +325,7 @@ class Group:
         if self.size == 1:
             return DONE
         require_buffer(array, "broadcast")
-        start = partial(self._transport.broadcast, array, root)
+        start = partial(self.transport.broadcast, array, root)
         return self._start("broadcast", array.nbytes, start, (array,), root)
 
     def scatter_rows(self, array: NDArray[Any] | None, out: NDArray[Any], rows: Sequence[int], root: int = 0) -> None:
@@ -355,7 +348,7 @@ class Group:
             copy_rows(array, out)
             return
         total = sum(rows) * prod(out.shape[1:]) * out.itemsize
-        start = partial(self._transport.scatter, array, out, rows, root)
+        start = partial(self.transport.scatter, array, out, rows, root)
         self._start("scatter", total, start, (out,) if array is None else (array, out), root).wait()
 
     def gather_rows(self, array: NDArray[Any], out: NDArray[Any] | None, rows: Sequence[int], root: int = 0) -> None:
@@ -380,12 +373,12 @@ class Group:
         width = prod(array.shape[1:])
         total = sum(rows) * width * array.itemsize
         if self._transports is not None or total > self._limit:
-            start = partial(self._transport.gather, array, out, rows, root)
+            start = partial(self.transport.gather, array, out, rows, root)
             self._start("gather", total, start, (array,) if out is None else (out, array), root).wait()
             return
         call = self._begin("gather", total, array.dtype, root)
         counts = [n * width for n in rows]
-        self._comm.Gatherv(array, [out, counts, offsets_of(counts), None] if self.rank == root else None, root)
+        self.comm.Gatherv(array, [out, counts, offsets_of(counts), None] if self.rank == root else None, root)
         self._finish(call)
 
     # -- messages ----------------------------------------------------------------------------------------------------
@@ -404,13 +397,13 @@ class Group:
         """
         require_buffer(array, "send")
         call = self._begin_message("send", array, peer, tag, about)
-        return self._started(call, self._transport.send(array, peer, tag, synchronous), (array,))
+        return self._started(call, self.transport.send(array, peer, tag, synchronous), (array,))
 
     def ireceive(self, array: NDArray[Any], peer: int, tag: int, *, about: object = None) -> Request:
         """Receive `array` from rank `peer`, non-blocking; the request owns `array` until it is done."""
         require_buffer(array, "receive")
         call = self._begin_message("receive", array, peer, tag, about)
-        return self._started(call, self._transport.receive(array, peer, tag), (array,))
+        return self._started(call, self.transport.receive(array, peer, tag), (array,))
 
 
 def _require_root_array(what: str, array: NDArray[Any] | None, part: NDArray[Any], rows: int) -> NDArray[Any]:

@@ -28,9 +28,9 @@ from hybridnn.comm.mpi import (
     import_mpi,
     is_in_process,
     library_version,
+    mpirun_settings,
     srun_option,
 )
-from hybridnn.comm.open_mpi import mpirun_settings
 from hybridnn.errors import EnvironmentProblem, SettingError
 from hybridnn.utils.processes import run_child
 from hybridnn.utils.text import counted

@@ -26,8 +26,8 @@ from hybridnn.nn.mlp import MLP, Activation, Initializer, Loss, resolve_loss
 from hybridnn.nn.optimizers import SGD, Optimizer, installed_optimizers, optimizers
 from hybridnn.parallel.grid import StageShapes, resolve_axes, resolve_stages
 from hybridnn.pipeline.layout import Layout
-from hybridnn.pipeline.schedules.methods import METHODS, OWN_METHODS, too_few_stages
-from hybridnn.training.config import OPTIONS, SETTING_NAMES, DeviceOptions, TrainConfig
+from hybridnn.pipeline.schedules.methods import METHODS, too_few_stages
+from hybridnn.training.config import OPTIONS, PIPELINE_OPTIONS, SETTING_NAMES, DeviceOptions, TrainConfig
 from hybridnn.training.records import MONITORS
 from hybridnn.utils.checks import Count, OneOf, Range, refused
 from hybridnn.utils.files import FileError, LargeIntegerError, parse_toml, read_toml
@@ -47,7 +47,6 @@ from hybridnn.utils.text import shown_path
 
 TABLE_OPTIONS = tuple(option.name for option in fields(TableOptions))
 TABLE_KEYS = frozenset({"targets", "inputs", *TABLE_OPTIONS})
-PIPELINE_KEYS = frozenset(name for name, item in OPTIONS.items() if item.metadata["of_pipelines"])
 
 SectionType = TypeVar("SectionType", bound=type[Section])
 
@@ -97,7 +96,7 @@ class ParallelSettings(Section):
         """Keys that `stages` excludes, or that have no effect on one stage."""
         if self.stages:
             return frozenset({"pipeline", "batch", "model"})
-        return frozenset({"stages"}) | (PIPELINE_KEYS if self.pipeline == 1 else frozenset())
+        return frozenset({"stages"}) | (PIPELINE_OPTIONS if self.pipeline == 1 else frozenset())
 
     @model_validator(mode="after")
     def _keys_agree(self) -> ParallelSettings:
@@ -439,7 +438,7 @@ def to_toml(settings: Settings) -> str:
 
 def _package_notes(settings: Settings) -> str:
     others = {}
-    if settings.parallel.method not in OWN_METHODS:
+    if settings.parallel.method not in METHODS.own:
         others["parallel.method"] = settings.parallel.method
     if type(settings.optimizer) not in optimizers():
         others["optimizer.name"] = settings.optimizer.name

@@ -19,7 +19,8 @@ from hybridnn.cost.prediction.stage_costs import StageCosts
 from hybridnn.errors import SettingError
 from hybridnn.parallel.dense import MODEL_SPLITS
 from hybridnn.parallel.grid import StageShapes
-from hybridnn.pipeline.layout import Layout, microbatch_counts
+from hybridnn.pipeline.layout import Layout
+from hybridnn.pipeline.partition import microbatch_counts
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
     Backward,

@@ -5,13 +5,21 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .rows import ArrayRows, Rows, SubsetRows, Task, as_rows
+from .rows import ArrayRows, Rows, Task, as_rows
 
 if TYPE_CHECKING:
     from .dataset import Dataset, DatasetInfo, RemoteFile
     from .download import fetch, is_fetched, locate
     from .load import catalogue, dataset_info, describe_dataset, load_dataset
-    from .preparation import StandardizedRows, Standardizer, count_split, split, split_dataset, split_indices
+    from .preparation import (
+        StandardizedRows,
+        Standardizer,
+        SubsetRows,
+        count_split,
+        split,
+        split_dataset,
+        split_indices,
+    )
     from .synthetic import SyntheticRows, SyntheticSpec
     from .table_encoding import TableEncoding
     from .table_options import TableOptions
@@ -51,7 +59,7 @@ _HOME = {
     "Dataset DatasetInfo RemoteFile": "dataset",
     "fetch is_fetched locate": "download",
     "catalogue dataset_info describe_dataset load_dataset": "load",
-    "StandardizedRows Standardizer count_split split split_dataset split_indices": "preparation",
+    "StandardizedRows Standardizer SubsetRows count_split split split_dataset split_indices": "preparation",
     "SyntheticRows SyntheticSpec": "synthetic",
     "TableEncoding": "table_encoding",
     "TableOptions": "table_options",

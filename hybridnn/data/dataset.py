@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from .rows import Rows, Task
+import numpy as np
+from numpy.typing import NDArray
+
+from .rows import Rows, Task, check_indices, gather
 
 if TYPE_CHECKING:
     from .table_encoding import TableEncoding
@@ -129,3 +132,28 @@ class DatasetInfo:
     def dataset(self, train: Rows, test: Rows | None = None) -> Dataset:
         """The data set of this entry with these samples."""
         return Dataset(self.name, self.task, self.features, self.outputs, train, test)
+
+
+class PixelRows:
+    """Images held as bytes and scaled to [0, 1] when they are taken.
+
+    Parameters
+    ----------
+    pixels : ndarray of uint8, shape (samples, features)
+        Grey values or colour components.
+    labels : ndarray of integers, shape (samples,)
+    white : int
+        Value that is scaled to 1.
+    """
+
+    def __init__(self, pixels: NDArray[np.uint8], labels: NDArray[Any], white: int) -> None:
+        self.pixels, self.labels, self.white = pixels, labels, white
+        self.samples, self.features = pixels.shape
+        self.targets_shape = ()
+
+    def take(self, indices: NDArray[np.int64], x: NDArray[Any] | None, y: NDArray[Any] | None) -> None:
+        """See `Rows.take`; `x` must be of a floating dtype."""
+        check_indices(indices, self.samples)
+        if x is not None:
+            np.divide(self.pixels[indices], x.dtype.type(self.white), out=x)
+        gather(self.labels, indices, y)

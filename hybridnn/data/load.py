@@ -15,7 +15,7 @@ from hybridnn.utils.files import memory_bytes
 
 from . import loaders, synthetic
 from .dataset import Dataset, DatasetInfo
-from .rows import SubsetRows
+from .preparation import SubsetRows
 from .synthetic import SyntheticSpec
 from .synthetic import describe as describe_synthetic
 

@@ -15,9 +15,9 @@ from hybridnn.errors import DataError
 from hybridnn.utils.files import read_npz
 from hybridnn.utils.text import column_list
 
-from .dataset import Dataset, DatasetInfo, Member, RemoteFile
+from .dataset import Dataset, DatasetInfo, Member, PixelRows, RemoteFile
 from .download import locate, open_members
-from .rows import ArrayRows, PixelRows, Task, as_rows, class_count
+from .rows import ArrayRows, Task, as_rows, class_count
 
 # -- digits: the file is part of the package ---------------------------------------------------------------------------
 

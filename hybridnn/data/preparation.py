@@ -13,7 +13,7 @@ from hybridnn.errors import DataError
 from hybridnn.utils.checks import require_choice, require_number, require_whole
 
 from .dataset import Dataset
-from .rows import ArrayRows, Rows, SubsetRows, require_finite
+from .rows import ArrayRows, Rows, check_indices, require_finite
 
 Part = Literal["test", "validation"]
 
@@ -21,6 +21,27 @@ CHECKED_ROWS = 4096  # samples that are checked at a time
 
 _STREAMS: dict[Part, int] = {"test": 0x73706C74, "validation": 0x76616C69}
 """Numbers that make these uses of a seed independent of one another and of others."""
+
+
+class SubsetRows:
+    """A selection of other rows, without a copy.
+
+    Parameters
+    ----------
+    rows : Rows
+        All samples.
+    chosen : ndarray of int64, shape (n,)
+        Indices into `rows`.
+    """
+
+    def __init__(self, rows: Rows, chosen: NDArray[np.int64]) -> None:
+        self.rows, self.chosen, self.samples = rows, chosen, chosen.size
+        self.features, self.targets_shape = rows.features, rows.targets_shape
+
+    def take(self, indices: NDArray[np.int64], x: NDArray[Any] | None, y: NDArray[Any] | None) -> None:
+        """See `Rows.take`."""
+        check_indices(indices, self.samples)
+        self.rows.take(self.chosen[indices], x, y)
 
 
 def split(rows: Rows, fraction: float, seed: int, part: Part = "test") -> tuple[SubsetRows, SubsetRows]:

@@ -55,7 +55,7 @@ def check_indices(indices: NDArray[np.int64], samples: int) -> None:
         raise IndexError(f"sample indices {indices.min()} to {indices.max()} do not all lie in 0 to {samples - 1}")
 
 
-def _gather(source: NDArray[Any], indices: NDArray[np.int64], out: NDArray[Any] | None) -> None:
+def gather(source: NDArray[Any], indices: NDArray[np.int64], out: NDArray[Any] | None) -> None:
     """Copy rows of `source` to `out` unless it is None; no temporary array if the dtypes agree."""
     if out is None:
         return
@@ -84,8 +84,8 @@ class ArrayRows:
     def take(self, indices: NDArray[np.int64], x: NDArray[Any] | None, y: NDArray[Any] | None) -> None:
         """See `Rows.take`."""
         check_indices(indices, self.samples)
-        _gather(self.x, indices, x)
-        _gather(self.y, indices, y)
+        gather(self.x, indices, x)
+        gather(self.y, indices, y)
 
     @property
     def arrays(self) -> tuple[NDArray[Any], ...]:
@@ -107,58 +107,12 @@ class SparseRows(ArrayRows):
         check_indices(indices, self.samples)
         if x is not None:
             x[...] = dense(self.x[indices])
-        _gather(self.y, indices, y)
+        gather(self.y, indices, y)
 
     @property
     def arrays(self) -> tuple[NDArray[Any], ...]:
         """All arrays in which the samples are held."""
         return self.x.data, self.x.indices, self.x.indptr, self.y
-
-
-class PixelRows:
-    """Images held as bytes and scaled to [0, 1] when they are taken.
-
-    Parameters
-    ----------
-    pixels : ndarray of uint8, shape (samples, features)
-        Grey values or colour components.
-    labels : ndarray of integers, shape (samples,)
-    white : int
-        Value that is scaled to 1.
-    """
-
-    def __init__(self, pixels: NDArray[np.uint8], labels: NDArray[Any], white: int) -> None:
-        self.pixels, self.labels, self.white = pixels, labels, white
-        self.samples, self.features = pixels.shape
-        self.targets_shape = ()
-
-    def take(self, indices: NDArray[np.int64], x: NDArray[Any] | None, y: NDArray[Any] | None) -> None:
-        """See `Rows.take`; `x` must be of a floating dtype."""
-        check_indices(indices, self.samples)
-        if x is not None:
-            np.divide(self.pixels[indices], x.dtype.type(self.white), out=x)
-        _gather(self.labels, indices, y)
-
-
-class SubsetRows:
-    """A selection of other rows, without a copy.
-
-    Parameters
-    ----------
-    rows : Rows
-        All samples.
-    chosen : ndarray of int64, shape (n,)
-        Indices into `rows`.
-    """
-
-    def __init__(self, rows: Rows, chosen: NDArray[np.int64]) -> None:
-        self.rows, self.chosen, self.samples = rows, chosen, chosen.size
-        self.features, self.targets_shape = rows.features, rows.targets_shape
-
-    def take(self, indices: NDArray[np.int64], x: NDArray[Any] | None, y: NDArray[Any] | None) -> None:
-        """See `Rows.take`."""
-        check_indices(indices, self.samples)
-        self.rows.take(self.chosen[indices], x, y)
 
 
 def as_rows(

@@ -43,7 +43,7 @@ BEGUN, ENDED, FAILED = b"begun", b"ended", b"failed"  # what they write; an exit
 PACKAGE = f"{Path(__file__).parents[1]}/"  # as in stack frames: links are not resolved
 
 COMMUNICATION_FILES = tuple(
-    PACKAGE + name for name in ("comm/", "diagnostics/failsafe.py", "parallel/grid.py", "parallel/node_memory.py")
+    PACKAGE + name for name in ("comm/", "diagnostics/failsafe.py", "parallel/grid.py", "parallel/nodes.py")
 )
 """Beginnings of the paths of files that communicate."""
 

@@ -26,8 +26,8 @@ from hybridnn.drawing.drawing import (
     version_text,
 )
 from hybridnn.pipeline.schedules.instructions import Barrier, Forward, Recompute, Update
-from hybridnn.pipeline.schedules.memory_plan import activation_lifetimes, input_lifetimes, plan_memory
 from hybridnn.pipeline.schedules.methods import METHODS
+from hybridnn.pipeline.schedules.program import activation_lifetimes, input_lifetimes, plan_memory
 from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.pipeline.schedules.weight_policies import WeightRead
 from hybridnn.utils.text import to_json

@@ -21,6 +21,7 @@ from hybridnn.errors import DataError, SettingError
 from hybridnn.pipeline.checks.lint import lint
 from hybridnn.pipeline.checks.simulated_schedule import Durations, Timeline, simulate
 from hybridnn.pipeline.schedules import instructions, weight_policies
+from hybridnn.pipeline.schedules.compiled_schedule import place_messages
 from hybridnn.pipeline.schedules.instructions import (
     COMPUTATIONS,
     Backward,
@@ -31,7 +32,6 @@ from hybridnn.pipeline.schedules.instructions import (
     Update,
     WeightGradient,
 )
-from hybridnn.pipeline.schedules.message_placement import place_messages
 from hybridnn.pipeline.schedules.methods import find_method, make_schedule
 from hybridnn.pipeline.schedules.schedule import Schedule, with_loads
 from hybridnn.pipeline.schedules.weight_policies import WeightPolicy

@@ -38,9 +38,9 @@ from hybridnn.gpu.device_samples import (
 from hybridnn.nn.kernels import Array
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.parallel.model_chunk import ModelChunk
-from hybridnn.pipeline.execution.chunk_runtime import plan_chunk
 from hybridnn.pipeline.execution.executor import Executor, Minibatch
 from hybridnn.pipeline.schedules.instructions import Update
+from hybridnn.pipeline.schedules.program import plan_chunk
 from hybridnn.training.data_split import DataSplit
 from hybridnn.training.device import TrainingDevice
 from hybridnn.training.engine import Engine, Executors, Load

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
+import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -11,7 +13,6 @@ from typing import Any, Literal
 import numpy as np
 
 from hybridnn.comm.agreement import broadcast_text, lowest_rank
-from hybridnn.comm.open_mpi import cuda_support
 from hybridnn.comm.transport import Transport
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.gpu.cupy_kernels import CupyKernels, cupy_kernels
@@ -173,3 +174,17 @@ def graphs_problem(grid: ProcessGrid, transport: str) -> str:
     if transport != "nccl":
         return "graphs of several ranks need NCCL"
     return ""
+
+
+def cuda_support(library: str = "libmpi.so.40") -> bool | None:
+    """Whether the Open MPI of this process can send arrays of a GPU, by its own account; None if there is no Open MPI.
+
+    Parameters
+    ----------
+    library : str
+        Name of the library, which `import_mpi` has loaded.
+    """
+    try:
+        return bool(ctypes.CDLL(library, os.RTLD_NOW | os.RTLD_NOLOAD).MPIX_Query_cuda_support())
+    except (OSError, AttributeError):
+        return None

@@ -1,55 +1,27 @@
-"""Distribution of minibatches to the ranks by three methods with equal results.
+"""Distribution of minibatches from rank 0, which alone reads the samples, by two methods with equal results.
 
-``local``: every rank reads its block from data that it can access (its own, or one copy per node in shared memory).
-``scatter``: rank 0 reads the minibatch and sends every rank its block, the same one to the ranks of a model group.
+``scatter``: rank 0 sends every rank its block of a minibatch, the same one to the ranks of a model group.
 ``scatter-broadcast``: rank 0 sends each block once, to the first rank of a model group, which broadcasts it within the
-group.
+group. With ``local``, the default, every rank reads its own block.
 
-The last two are the first and second method of Laugier et al. 2018, section 7. In a grid without model ranks both are
-the Scatter of Algorithm 1, line 7 (lines counted from ``procedure``). Line 7 of Algorithm 3 is scatter_broadcast: the
+They are the first and second method of Laugier et al. 2018, section 7. In a grid without model ranks both are the
+Scatter of Algorithm 1, line 7 (lines counted from ``procedure``). Line 7 of Algorithm 3 is scatter_broadcast: the
 second method by its name, the first one by the text of section 7.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.comm.blocks import block_sizes, block_slice
+from hybridnn.comm.blocks import block_sizes
 from hybridnn.nn.kernels import HostArray
 from hybridnn.parallel.grid import ProcessGrid
 
 if TYPE_CHECKING:
     from hybridnn.data.rows import Rows
-
-DISTRIBUTIONS = ("local", "scatter", "scatter-broadcast")
-
-
-Fetch = Callable[["Rows | None", NDArray[np.int64], HostArray | None, HostArray | None], None]
-"""``fetch(rows, indices, x, y)`` writes this rank's block of the samples `indices` to `x` and `y`, unless None.
-
-All ranks request the same arrays; `rows` are None on a rank that receives its samples.
-"""
-
-
-def make_fetch(grid: ProcessGrid, distribution: str) -> Fetch:
-    """The function for a setting of ``data.distribution``; collective over the grid unless it is ``"local"``."""
-    if distribution == "local":
-        return partial(_read_own_block, grid)
-    return ScatterDistributor(grid, broadcast=distribution == "scatter-broadcast").fetch
-
-
-def _read_own_block(
-    grid: ProcessGrid, rows: Rows | None, indices: NDArray[np.int64], x: HostArray | None, y: HostArray | None
-) -> None:
-    assert rows is not None
-    if grid.batch > 1:
-        indices = indices[block_slice(len(indices), grid.batch, grid.batch_rank)]
-    rows.take(indices, x, y)
 
 
 class ScatterDistributor:
@@ -67,7 +39,7 @@ class ScatterDistributor:
         self._buffers: dict[tuple[str, tuple[int, ...], np.dtype[Any]], HostArray] = {}
 
     def fetch(self, rows: Rows | None, indices: NDArray[np.int64], x: HostArray | None, y: HostArray | None) -> None:
-        """See `Fetch`."""
+        """See `hybridnn.training.data_split.Fetch`; collective over the grid. `rows` are used on rank 0 only."""
         all_x = all_y = None
         if rows is not None and self._grid.rank == 0:
             all_x = None if x is None else self._buffer(x, len(indices), "x")

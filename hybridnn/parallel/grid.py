@@ -11,18 +11,14 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
 from itertools import accumulate
 from math import prod
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from hybridnn.comm.agreement import unequal_values
 from hybridnn.comm.group import MESSAGE_LIMIT, Group
 from hybridnn.comm.mpi import (
     detect_launch,
@@ -80,6 +76,10 @@ class ProcessGrid:
         As given.
     world, pipeline_group, batch_group, model_group, node_group : Group
         All ranks, this rank's three groups, and the ranks of this rank's node.
+    groups : tuple of Group
+        These, in the same order on all ranks.
+    rank, size : int
+        Position in the grid, and number of ranks; rank 0 loads data, logs and writes files.
     pipeline_rank, batch_rank, model_rank : int
         This rank's coordinates.
     pipeline, batch, model : int
@@ -155,7 +155,11 @@ class ProcessGrid:
         nodes = kept(self.comm, "nodes", lambda: _node_of_every_rank(self.comm)) if self.comm.Get_size() > 1 else [0]
         self.nodes, self.node_ranks = len(set(nodes)), max(Counter(nodes).values())
         rank = self.comm.Get_rank()
-        position = place_ranks(nodes, max(model for _, model in self.stages)).index(rank)
+        position = rank
+        if self.nodes > 1:
+            from hybridnn.parallel.nodes import place_ranks
+
+            position = place_ranks(nodes, max(model for _, model in self.stages)).index(rank)
         self.pipeline_rank = bisect_right(self._first_of_stage, position) - 1
         self.batch, self.model = self.stages[self.pipeline_rank]
         self.shape = self.pipeline, self.batch, self.model
@@ -179,11 +183,8 @@ class ProcessGrid:
         self.batch_group = group("batch", first + self.model_rank, max(batch for batch, _ in self.stages))
         self.pipeline_group = group("pipeline", self.batch_rank * ranks + self.model_rank, self.pipeline)
         self.node_group = group("node", node, self.node_ranks)
-
-    @property
-    def groups(self) -> tuple[Group, ...]:
-        """All groups, in the same order on all ranks."""
-        return self.world, self.pipeline_group, self.batch_group, self.model_group, self.node_group
+        self.groups = self.world, self.pipeline_group, self.batch_group, self.model_group, self.node_group
+        self.rank, self.size = self.world.rank, self.world.size
 
     def attach_device(self, transports: TransportFactory) -> str:
         """Enable arrays of this rank's device in all groups; collective, and nothing may be in flight.
@@ -205,16 +206,6 @@ class ProcessGrid:
     def rank_at(self, stage: int, batch_rank: int, model_rank: int) -> int:
         """Position in the grid of coordinates in a stage."""
         return self._first_of_stage[stage] + batch_rank * self.stages[stage][1] + model_rank
-
-    @property
-    def rank(self) -> int:
-        """Position in the grid; rank 0 loads data, logs and writes files."""
-        return self.world.rank
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-        return self.world.size
 
     def __repr__(self) -> str:
         return (
@@ -250,8 +241,12 @@ def all_ranks_group(comm: MPI.Intracomm | None = None, stall_seconds: float = ST
     return Group(ranks, "world", Recorder())
 
 
-def _require_equal(group: Group, arguments: Mapping[str, object]) -> None:
+def _require_equal(group: Group, arguments: dict[str, Any]) -> None:
     """Raise a `GridError` on every rank if the ranks have different arguments; collective."""
+    if group.size == 1:
+        return
+    from hybridnn.comm.comparison import unequal_values
+
     unequal = unequal_values(group, lambda: {name: repr(value) for name, value in arguments.items()})
     if unequal:
         texts = "; ".join(difference.text for difference in unequal)
@@ -340,76 +335,3 @@ def resolve_stages(ranks: int, stages: Sequence[tuple[int, int]]) -> tuple[tuple
             f"parallel.stages: the stages' batch x model ranks {widths} are {total} in all, the job has {ranks}"
         )
     return tuple(shapes)
-
-
-# -- places of ranks on nodes ------------------------------------------------------------------------------------------
-
-
-def place_ranks(nodes: Sequence[int], model: int) -> list[int]:
-    """The rank at each position of the grid.
-
-    If ranks are numbered by node and every node has a multiple of `model` ranks, the order is 0, 1, 2, …
-
-    Parameters
-    ----------
-    nodes : sequence of int
-        Node of every rank; any integers, equal for ranks of one node.
-    model : int
-        Ranks of a model group, of the stage with most.
-    """
-    ranks_of: dict[int, list[int]] = {}
-    for rank, node in enumerate(nodes):
-        ranks_of.setdefault(node, []).append(rank)
-    filling = NodeFilling(tuple((1, len(ranks)) for ranks in ranks_of.values()), model)
-    unplaced = [iter(ranks) for ranks in ranks_of.values()]
-    return [next(unplaced[node]) for node in filling.nodes(0, filling.ranks)]
-
-
-@dataclass(frozen=True)
-class NodeFilling:
-    """Nodes of the positions of a grid.
-
-    They follow from the sizes of the nodes without a list of all ranks, which a plan for 100,000 ranks could not make
-    for every layout.
-    """
-
-    sizes: tuple[tuple[int, int], ...]  # numbers of consecutive nodes, and the ranks of each of these
-    model: int  # ranks of a model group; 1 where a node has no ranks left, or too few for one group
-
-    @property
-    def ranks(self) -> int:
-        """Ranks of all nodes."""
-        return sum(map(prod, self.sizes))
-
-    @property
-    def grouped(self) -> int:
-        """Ranks that each of the first nodes provides first."""
-        return self._grouped(self.sizes[0][1])
-
-    @property
-    def end_of_grouped(self) -> int:
-        """Position from which on the remaining ranks follow."""
-        return sum(count * self._grouped(size) for count, size in self.sizes)
-
-    def nodes(self, first: int, end: int) -> NDArray[np.int64]:
-        """Nodes of the positions from `first` to before `end`."""
-        firsts, nodes, widths = self._parts
-        positions = np.arange(first, end)
-        part = np.searchsorted(firsts, positions, side="right") - 1
-        found: NDArray[np.int64] = nodes[part] + (positions - firsts[part]) // widths[part]
-        return found
-
-    def _grouped(self, size: int) -> int:
-        return size // self.model * self.model
-
-    @cached_property
-    def _parts(self) -> NDArray[np.int64]:
-        """Positions to which nodes give equal numbers of ranks: the first one, its node, and the ranks of each node."""
-        parts, position = [], 0
-        for provides in (self._grouped, lambda size: size - self._grouped(size)):
-            node = 0
-            for count, size in self.sizes:
-                if provides(size):
-                    parts.append((position, node, provides(size)))
-                position, node = position + count * provides(size), node + count
-        return np.array(parts).T

@@ -25,7 +25,7 @@ from hybridnn.comm.group import Group
 from hybridnn.nn.kernels import NUMPY, SLICE_UNIT, HostArray, squared_norm
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.parallel.node_memory import NodeMemory
+from hybridnn.parallel.nodes import NodeMemory
 
 SUM_BLOCK = 1 << 16  # elements that are summed and, while in the cache, updated: measured fastest between 2^12 and 2^24
 

@@ -28,15 +28,6 @@ NARROW, TALL = 48, 640
 WIDE, STEP = 128, 16
 
 
-def samples_are_contiguous(n: int, dtype: DTypeLike) -> bool:
-    """Whether `n` samples are stored contiguously per sample rather than per feature, where the layout is free.
-
-    Matrix products work on blocks along the contiguous axis. In float64, if there are few samples, or no multiple of
-    such a block, they are faster with whole samples; in float32 they are slower.
-    """
-    return np.dtype(dtype) == np.float64 and (n < WIDE or n % STEP != 0)
-
-
 class StageRole(NamedTuple):
     """Whether a stage is at an end of the pipeline."""
 
@@ -196,7 +187,12 @@ class Workspace:
         return elements.reshape(n, height).T if self._is_by_sample(n) else elements.reshape(height, n)
 
     def _is_by_sample(self, n: int) -> bool:
-        return not self._features_contiguous and samples_are_contiguous(n, self._dtype)
+        """Whether `n` samples are stored contiguously per sample rather than per feature.
+
+        Matrix products work on blocks along the contiguous axis. In float64, if there are few samples, or no multiple
+        of such a block, they are faster with whole samples; in float32 they are slower.
+        """
+        return not self._features_contiguous and self._dtype == np.float64 and (n < WIDE or n % STEP != 0)
 
     def _view_layer(self, index: int, x: Array, n: int, stored: _ActivationSet) -> LayerArrays:
         shard = self._shards[index]
@@ -206,24 +202,32 @@ class Workspace:
         dy = view(self._gradients[above % 2], _output_height(shard))
         has_dx = index > 0 or not self._role.loads_input
         dx = view(self._gradients[(above + 1) % 2], len(x)) if has_dx else None
-        own, full_input = _own_height(shard), stored.full_inputs[index]
-        if shard.by_inputs:
-            gathered = None if full_input is None else view(full_input, layer.inputs)
-            split = _views_of_row_split(shard, x, y, dy, gathered)
-        else:
-            split = _views_of_column_split(shard, x, y, dy, dx)
+        own, rows, full_input = _own_height(shard), shard.rows, stored.full_inputs[index]
+        local_y, own_dy = (y[rows], dy[rows]) if shard.gathers else (y, dy)
+        full_x = own_x = own_dx = None
+        if layer.residual and not shard.by_inputs:
+            # Inputs and outputs have the same blocks, as there are as many.
+            own_x, own_dx = x[rows], None if dx is None else dx[rows]
+        elif layer.residual:
+            own_dy = dy[shard.columns]
+            full_x = x if full_input is None else view(full_input, layer.inputs)
+            own_x = None if full_input is None else full_x[shard.columns]
         product = self._product if has_dx and own >= TALL and n <= NARROW else None
         separate, dz = stored.separate[index], stored.dz[index]
         if dz is None and layer.residual:
             dz = self._own_gradient
         return LayerArrays(
             x=x,
-            activation=split.local_y if separate is None else view(separate, own),
+            activation=local_y if separate is None else view(separate, own),
             y=y,
             dy=dy,
-            dz=split.own_dy if dz is None else view(dz, own),
+            dz=own_dy if dz is None else view(dz, own),
             dx=dx,
-            **split._asdict(),
+            local_y=local_y,
+            own_dy=own_dy,
+            full_x=full_x,
+            own_x=own_x,
+            own_dx=own_dx,
             scratch=view(self._gradients[(above + 1) % 2], own),
             product=None if product is None else product[: n * len(x)].reshape(n, len(x)),
             ones=self._ones[:n],
@@ -278,33 +282,6 @@ class ConcatenatedMicrobatches:
         x = x.reshape(samples, columns).T if samples_contiguous else x.reshape(columns, samples)
         dz = self._dz[index][: rows * samples].reshape(rows, samples)
         return WeightGradientArrays(x=x, dz=dz, ones=self._ones[:samples])
-
-
-class _SplitViews(NamedTuple):
-    """Views of a layer's arrays that depend on its split; see `LayerArrays`."""
-
-    local_y: Array
-    own_dy: Array
-    full_x: Array | None = None
-    own_x: Array | None = None
-    own_dx: Array | None = None
-
-
-def _views_of_column_split(shard: LayerShard, x: Array, y: Array, dy: Array, dx: Array | None) -> _SplitViews:
-    local_y, own_dy = (y[shard.rows], dy[shard.rows]) if shard.gathers else (y, dy)
-    if not shard.layer.residual:
-        return _SplitViews(local_y, own_dy)
-    # Inputs and outputs have the same blocks, as there are as many.
-    return _SplitViews(local_y, own_dy, own_x=x[shard.rows], own_dx=None if dx is None else dx[shard.rows])
-
-
-def _views_of_row_split(shard: LayerShard, x: Array, y: Array, dy: Array, gathered: Array | None) -> _SplitViews:
-    """Views where `gathered` is the memory of the whole input of a residual layer; None if `x` is all of it."""
-    if not shard.layer.residual:
-        return _SplitViews(y, dy)
-    if gathered is None:
-        return _SplitViews(y, dy[shard.columns], full_x=x)
-    return _SplitViews(y, dy[shard.columns], full_x=gathered, own_x=gathered[shard.columns])
 
 
 def _own_height(shard: LayerShard) -> int:

@@ -18,27 +18,6 @@ from hybridnn.utils.text import counted
 # automatic partitions: by predicted times of the layers, equal counts, or by measured times
 PARTITIONS = ("balanced", "uniform", "profile")
 
-MOST_MICROBATCHES_PER_STAGE = 8
-"""Most microbatches per stage: with so many the bubble of an exact pipeline is below a ninth of its work."""
-
-MOST_MICROBATCHES = 256
-
-
-def microbatch_counts(method: Method, stages: StageShapes, batch_size: int) -> list[int]:
-    """Numbers of microbatches among which the fastest is chosen: every rank has samples of each microbatch.
-
-    They are powers of two and the stages times powers of two, from 2 on, up to eight per stage and 256 in all. Empty if
-    the method needs more than that; 1 for methods that do not cut minibatches.
-    """
-    if not method.cuts_minibatches:
-        return [1]
-    count = len(stages)
-    most = min(batch_size // max(batch for batch, _ in stages), MOST_MICROBATCHES_PER_STAGE * count, MOST_MICROBATCHES)
-    powers = [1 << bit for bit in range(1, MOST_MICROBATCHES.bit_length())]
-    least, factor = count if method.fills_pipeline else 1, count if method.chunked else 1
-    counts = {*powers, count, *(count * power for power in powers)}
-    return [it for it in sorted(counts) if least <= it <= most and it % factor == 0]
-
 
 @dataclass(frozen=True)
 class Layout:
@@ -110,7 +89,7 @@ class Layout:
         stages = len(self.stages)
         if self.exact:
             return (0.0,) * stages
-        from hybridnn.pipeline.execution.program import make_program  # not needed by exact methods
+        from hybridnn.pipeline.schedules.program import make_program  # not needed by exact methods
 
         schedule = partial(self.schedule, messages=False)
         programs = [make_program(schedule, stage, stages, minibatches) for stage in range(stages)]

@@ -26,6 +26,7 @@ from hybridnn.nn.parameters import ParameterLayout
 from hybridnn.parallel.dense import parallel_dense, split_layers
 from hybridnn.parallel.grid import StageShapes
 from hybridnn.parallel.workspace import StageRole, Workspace
+from hybridnn.pipeline.schedules.schedule import Method
 from hybridnn.utils.checks import require_whole
 
 REPEATS = 20  # timed passes, of which the median is taken
@@ -202,17 +203,42 @@ def _typical_passes(layer: DenseLayer, model_ranks: int, samples: int, itemsize:
     return products * (CALL + work * itemsize // 4)
 
 
+# -- microbatches ------------------------------------------------------------------------------------------------------
+
+MOST_MICROBATCHES_PER_STAGE = 8
+"""Most microbatches per stage: with so many the bubble of an exact pipeline is below a ninth of its work."""
+
+MOST_MICROBATCHES = 256
+
+
+def microbatch_counts(method: Method, stages: StageShapes, batch_size: int) -> list[int]:
+    """Numbers of microbatches among which the fastest is chosen: every rank has samples of each microbatch.
+
+    They are powers of two and the stages times powers of two, from 2 on, up to eight per stage and 256 in all. Empty if
+    the method needs more than that; 1 for methods that do not cut minibatches.
+    """
+    if not method.cuts_minibatches:
+        return [1]
+    count = len(stages)
+    most = min(batch_size // max(batch for batch, _ in stages), MOST_MICROBATCHES_PER_STAGE * count, MOST_MICROBATCHES)
+    powers = [1 << bit for bit in range(1, MOST_MICROBATCHES.bit_length())]
+    least, factor = count if method.fills_pipeline else 1, count if method.chunked else 1
+    counts = {*powers, count, *(count * power for power in powers)}
+    return [it for it in sorted(counts) if least <= it <= most and it % factor == 0]
+
+
 # -- times of layers ---------------------------------------------------------------------------------------------------
 
 
-class LayerProfile(NamedTuple):
-    """Seconds of one layer, for one minibatch or microbatch on one rank."""
+class LayerSeconds(NamedTuple):
+    """Seconds of one layer's passes, for one minibatch or microbatch on one rank."""
 
-    forward_seconds: float
-    backward_seconds: float  # of the complete backward pass
+    forward: float
+    input_gradient: float
+    weight_gradient: float
 
 
-def time_layers(model: MLP, samples: int, dtype: DTypeLike, repeats: int = REPEATS) -> tuple[LayerProfile, ...]:
+def time_layers(model: MLP, samples: int, dtype: DTypeLike, repeats: int = REPEATS) -> tuple[LayerSeconds, ...]:
     """Time the passes of every layer in this process with a minibatch or microbatch, without the loss and the update.
 
     Every time is the median over `repeats` passes after one for warming up, with one BLAS thread, as for ranks that
@@ -223,21 +249,7 @@ def time_layers(model: MLP, samples: int, dtype: DTypeLike, repeats: int = REPEA
     time_passes = layer_timer(model, samples, dtype)
     with threadpool_limits(limits=1, user_api="blas"):
         _, *rounds = [time_passes() for _ in range(1 + repeats)]
-    return tuple(
-        LayerProfile(
-            forward_seconds=median(passes.forward for passes in of_layer),
-            backward_seconds=median(passes.input_gradient + passes.weight_gradient for passes in of_layer),
-        )
-        for of_layer in zip(*rounds, strict=True)
-    )
-
-
-class LayerSeconds(NamedTuple):
-    """Times of one layer's passes."""
-
-    forward: float
-    input_gradient: float
-    weight_gradient: float
+    return tuple(LayerSeconds(*map(median, zip(*layer, strict=True))) for layer in zip(*rounds, strict=True))
 
 
 def layer_timer(model: MLP, samples: int, dtype: DTypeLike) -> Callable[[], list[LayerSeconds]]:

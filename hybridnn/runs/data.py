@@ -24,7 +24,7 @@ from hybridnn.data import (
 )
 from hybridnn.data.preparation import require_finite_rows
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.parallel.node_memory import NodeMemory
+from hybridnn.parallel.nodes import NodeMemory
 from hybridnn.training.data_split import LARGE_INPUT, large_column, without_r2
 from hybridnn.training.rank_comparison import require_same_data, sample_blocks
 from hybridnn.utils.text import column_list

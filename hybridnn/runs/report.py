@@ -22,7 +22,7 @@ from hybridnn.comm.mpi import is_in_process, library_version
 from hybridnn.config.settings import Settings, to_toml
 from hybridnn.data import TableEncoding
 from hybridnn.errors import NonFiniteLossError
-from hybridnn.pipeline.layout import microbatch_counts
+from hybridnn.pipeline.partition import microbatch_counts
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.runs.data import PlacedData
 from hybridnn.runs.folder import RunFolder

@@ -16,7 +16,6 @@ from hybridnn.nn.learning_rates import Constant, LearningRateSchedule
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD, Optimizer
 from hybridnn.parallel.dense import MODEL_SPLITS
-from hybridnn.parallel.distribution import DISTRIBUTIONS
 from hybridnn.pipeline.layout import PARTITIONS
 from hybridnn.pipeline.schedules.methods import METHODS, WEIGHT_GRADIENTS, find_method
 from hybridnn.utils.checks import (
@@ -43,6 +42,7 @@ Init = TypeVar("Init", bound=Callable[..., None])
 
 DTYPES = ("float32", "float64")
 DEVICES = ("auto", "cpu", "gpu")
+DISTRIBUTIONS = ("local", "scatter", "scatter-broadcast")
 TRANSPORTS = ("auto", "staging", "mpi", "nccl")
 
 ADVICE: Mapping[str, str] = MappingProxyType(
@@ -102,6 +102,10 @@ def _dtype_name(dtype: Any) -> str | None:
 
 def _method_name(name: Any) -> str:
     return find_method(name).name
+
+
+def _method_names() -> str:
+    return must_be_one_of(METHODS).removeprefix("must be ")
 
 
 def _partition(value: Any) -> Any:
@@ -192,8 +196,8 @@ class TrainConfig:
         "Whether the batch ranks of a node share one copy of the weights and of the optimizer state, of which each "
         "rank updates a slice; auto: if a node has several of them. The trained weights are the same.",
     )
-    method: Annotated[str, Checked(_method_name, must_be_one_of(METHODS).removeprefix("must be "))] = option(
-        "parallel", "1f1b", f"Pipeline method: {', '.join(METHODS)}.", of_pipelines=True
+    method: Annotated[str, Checked(_method_name, _method_names)] = option(
+        "parallel", "1f1b", "Pipeline method, one that `hybridnn schedule` lists.", of_pipelines=True
     )
     microbatches: Count | None = option(
         "parallel",
@@ -238,16 +242,17 @@ class TrainConfig:
 
     def checked(self) -> Self:
         """A copy with the values as they are used, `dtype` as one of NumPy; `SettingError` for the first wrong one."""
-        kinds = type_hints(TrainConfig)
-        used = {
-            name: require_type(SETTING_NAMES.get(name, name), value, kinds[name])
-            for name, value in self.items().items()
-        }
+        kinds, used = type_hints(TrainConfig), self.items()
+        for item in fields(self):
+            if (value := used[item.name]) is not item.default:
+                used[item.name] = require_type(SETTING_NAMES.get(item.name, item.name), value, kinds[item.name])
         return replace(self, **used | {"dtype": np.dtype(used["dtype"])})
 
 
 OPTIONS = {item.name: item for item in fields(TrainConfig) if "section" in item.metadata}
 """The fields of `TrainConfig` that a settings file may have as keys, by name."""
+PIPELINE_OPTIONS = frozenset(name for name, item in OPTIONS.items() if item.metadata["of_pipelines"])
+"""Those without effect on a single stage."""
 SETTING_NAMES = {name: f"{section}.{name}" for name, item in OPTIONS.items() if (section := item.metadata["section"])}
 """Names of the options in a settings file."""
 

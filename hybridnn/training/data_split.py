@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.agreement import agree
+from hybridnn.comm.blocks import block_slice
 from hybridnn.data import ArrayRows, Rows, as_rows
 from hybridnn.data.rows import as_array, constant_targets, require_finite
 from hybridnn.errors import DataError, SettingError
+from hybridnn.nn.kernels import HostArray
 from hybridnn.nn.mlp import MLP
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.utils.text import counted
@@ -55,6 +57,27 @@ class DataSplit:
     rows: Rows | None  # the samples; None on a rank that receives its minibatches from rank 0
     samples: int
     task: str
+
+
+Fetch = Callable[[Rows | None, NDArray[np.int64], HostArray | None, HostArray | None], None]
+"""``fetch(rows, indices, x, y)`` writes this rank's block of the samples `indices` to `x` and `y`, unless None.
+
+All ranks request the same arrays; `rows` are None on a rank that receives its samples.
+"""
+
+
+def make_fetch(grid: ProcessGrid, distribution: str) -> Fetch:
+    """The function for a distribution; collective over the grid unless it is ``"local"``."""
+    if distribution != "local":
+        from hybridnn.parallel.distribution import ScatterDistributor  # few trainings scatter
+
+        return ScatterDistributor(grid, broadcast=distribution == "scatter-broadcast").fetch
+
+    def read_own_block(rows: Rows | None, indices: NDArray[np.int64], x: HostArray | None, y: HostArray | None) -> None:
+        assert rows is not None
+        rows.take(indices[block_slice(len(indices), grid.batch, grid.batch_rank)], x, y)
+
+    return read_own_block
 
 
 def make_split(

@@ -19,25 +19,17 @@ from hybridnn.errors import NonFiniteLossError
 from hybridnn.nn.kernels import NUMPY, Array, HostArray, Kernels, weighted_cross_entropy
 from hybridnn.nn.mlp import resolve_loss
 from hybridnn.nn.parameters import parameter_name
-from hybridnn.parallel.distribution import make_fetch
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk, ReplicaConfig
 from hybridnn.parallel.workspace import StageArrays
-from hybridnn.pipeline.execution.chunk_runtime import (
-    ChunkPlan,
-    ChunkRuntime,
-    MemoryBreakdown,
-    WeightStore,
-    make_runtime,
-    plan_chunk,
-)
+from hybridnn.pipeline.execution.chunk_runtime import ChunkRuntime, MemoryBreakdown, WeightStore, make_runtime
 from hybridnn.pipeline.execution.executor import Executor, Minibatch, NoteWeights
-from hybridnn.pipeline.execution.program import make_program
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS, Method
+from hybridnn.pipeline.schedules.program import ChunkPlan, make_program, plan_chunk
 from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.training.config import TrainConfig
-from hybridnn.training.data_split import DataSplit
+from hybridnn.training.data_split import DataSplit, make_fetch
 from hybridnn.training.layout_choice import does_not_fit, require_memory
 
 if TYPE_CHECKING:

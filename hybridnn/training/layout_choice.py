@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import ceil, prod
-from typing import TYPE_CHECKING
+from math import prod
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,16 +12,12 @@ from hybridnn.comm.agreement import agree, hosts_where, name_hosts
 from hybridnn.comm.mpi import is_in_process
 from hybridnn.errors import SettingError
 from hybridnn.nn.kernels import Kernels
-from hybridnn.nn.optimizers import SGD
 from hybridnn.nn.parameters import ParameterLayout
 from hybridnn.parallel.dense import split_layers
 from hybridnn.parallel.grid import ProcessGrid, StageShapes
-from hybridnn.pipeline.layout import PARTITIONS, Layout, microbatch_counts
-from hybridnn.pipeline.schedules.computation_orders import ScheduleSize
-from hybridnn.pipeline.schedules.memory_plan import plan_memory
-from hybridnn.pipeline.schedules.methods import METHODS, Method, find_method, too_few_stages
-from hybridnn.training.config import TrainConfig
-from hybridnn.utils.checks import require_choice
+from hybridnn.pipeline.layout import Layout
+from hybridnn.pipeline.schedules.program import plan_memory
+from hybridnn.training.config import OPTIONS, PIPELINE_OPTIONS, TrainConfig
 from hybridnn.utils.text import format_bytes
 
 if TYPE_CHECKING:
@@ -37,7 +33,9 @@ def choose_layout(config: TrainConfig, grid: ProcessGrid, *, on_host: bool) -> L
     layout = agree(grid.world, lambda: resolve_layout(config, grid.stages, grid.node_ranks, on_host=on_host))
     if config.partition != "profile":
         return layout
-    counts = agree(grid.world, lambda: _profiled_layers(layout, config) if grid.rank == 0 else layout.layers)
+    from hybridnn.training.pipeline_choice import profiled_layers
+
+    counts = agree(grid.world, lambda: profiled_layers(layout, config) if grid.rank == 0 else layout.layers)
     partition = np.array(counts, np.int64)
     grid.world.broadcast(partition)
     return replace(layout, layers=tuple(partition.tolist()))
@@ -53,27 +51,11 @@ def resolve_layout(config: TrainConfig, stages: StageShapes, node_ranks: int, *,
 
     Raises `SettingError` if a setting is not allowed, or conflicts with another.
     """
-    count = len(stages)
-    method, chunks = find_method(config.method), config.chunks
-    if chunks is None:
-        chunks = 2 if method.chunked else 1
-    weight_grad = "per-microbatch" if config.weight_grad == "auto" else config.weight_grad
-    least = count if method.cuts_minibatches else 1
-    given = least if config.microbatches is None else config.microbatches
-    method.require(ScheduleSize(count, 1, given, chunks, config.barriers), weight_grad)
-    _require_compatible(method, count, config)
-    if isinstance(config.partition, str):
-        require_choice("parallel.partition", config.partition, PARTITIONS)
-    if count == 1:
-        if not method.exact:
-            raise too_few_stages(method.name)
-        method, chunks = METHODS["sequential"], 1
-    microbatches = 1
-    layers: tuple[int, ...] = (len(config.model.layers),)
-    if count > 1 or not isinstance(config.partition, str):
-        _require_partition(config, count, chunks)
-    if count > 1:
-        microbatches, layers = _divided(config, method, stages, chunks)
+    pipeline: dict[str, Any] = {"layers": (len(config.model.layers),), "merges": True}
+    if len(stages) > 1 or any(getattr(config, name) != OPTIONS[name].default for name in PIPELINE_OPTIONS):
+        from hybridnn.training.pipeline_choice import resolve_pipeline  # a single stage needs none
+
+        pipeline = resolve_pipeline(config, stages)
     overlap = config.overlap
     if not isinstance(overlap, bool):
         # Within a node the cores that compute also copy the messages, so that overlap gains nothing
@@ -81,94 +63,12 @@ def resolve_layout(config: TrainConfig, stages: StageShapes, node_ranks: int, *,
         overlap = node_ranks < sum(map(prod, stages)) or not on_host
     return Layout(
         stages,
-        layers,
-        config.model_split,
-        overlap,
-        method.name,
-        microbatches,
-        chunks,
-        merges=config.weight_grad != "per-microbatch" and not method.placed_weight_gradients,
-        barriers=config.barriers,
+        model_split=config.model_split,
+        overlap=overlap,
         shared_replicas=on_host and config.shared_replicas is not False,
         node_ranks=node_ranks,
+        **pipeline,
     )
-
-
-def _require_partition(config: TrainConfig, stages: int, chunks: int) -> None:
-    from hybridnn.pipeline.partition import check_partition, check_stages
-
-    partition, layers = config.partition, len(config.model.layers)
-    check_stages(layers, stages)
-    if stages * chunks > layers:
-        allowed = f"{stages} stages of so many need {stages * chunks} layers or more"
-        raise SettingError("parallel.chunks", chunks, allowed)
-    if not isinstance(partition, str):
-        check_partition(partition, layers, stages * chunks)
-
-
-def _divided(config: TrainConfig, method: Method, stages: StageShapes, chunks: int) -> tuple[int, tuple[int, ...]]:
-    """Number of microbatches, and layers of every virtual stage: if not given, the fastest by typical costs."""
-    from hybridnn.pipeline.partition import typical_partition, typical_step, uniform_partition
-
-    model, batch_size, itemsize = config.model, config.batch_size, np.dtype(config.dtype).itemsize
-
-    def layers(microbatches: int) -> tuple[int, ...]:
-        if config.partition == "balanced":
-            return typical_partition(model, stages, chunks, ceil(batch_size / microbatches), itemsize)
-        if isinstance(config.partition, str):
-            return uniform_partition(len(model.layers), len(stages) * chunks)
-        return tuple(config.partition)
-
-    def picoseconds(divided: tuple[int, tuple[int, ...]]) -> int:
-        microbatches, counts = divided
-        return typical_step(model, stages, counts, microbatches, batch_size, itemsize, drains=method.exact)
-
-    if config.microbatches is not None:
-        numbers = [config.microbatches]
-    else:  # of very few samples some ranks have none
-        numbers = microbatch_counts(method, stages, batch_size) or [len(stages)]
-    return min(((number, layers(number)) for number in numbers), key=picoseconds)
-
-
-def _require_compatible(method: Method, stages: int, config: TrainConfig) -> None:
-    if method.predicts and not config.optimizer.predicts_weights:
-        if isinstance(config.optimizer, SGD):
-            raise SettingError("optimizer.momentum", 0.0, f"above 0 with {method.name}, which predicts weights from it")
-        allowed = f"does not predict weights, as {method.name} needs"
-        raise SettingError("optimizer.name", config.optimizer.name, allowed)
-    if stages == 1:
-        return
-    if config.clip_norm is not None and not method.exact:
-        exact = ", ".join(name for name, other in METHODS.items() if other.exact)
-        why = "has a minibatch's global norm only after its last stage has updated; methods that clip"
-        raise SettingError("training.clip_norm", config.clip_norm, f"{method.name} {why}: {exact}")
-    if config.distribution != "local":
-        raise SettingError(
-            "data.distribution", config.distribution, "local with a pipeline: its first and last stage read"
-        )
-
-
-MOST_TIMED = 1 << 12  # samples with which layers are timed: the times of more are in the same proportions
-
-
-def _profiled_layers(layout: Layout, config: TrainConfig) -> tuple[int, ...]:
-    """Partition for which the slowest stage or message is fastest, by times that are measured here.
-
-    The layers of a stage are timed with one rank's share of a microbatch, and the time is divided by the number of its
-    model ranks. Messages are assigned the typical times inside a node.
-    """
-    from hybridnn.pipeline.partition import TYPICAL_LINK, balance, time_layers
-
-    model, dtype = config.model, np.dtype(config.dtype)
-    samples = min(ceil(config.batch_size / layout.microbatches), MOST_TIMED)
-    profiles = {batch: time_layers(model, ceil(samples / batch), dtype) for batch in {b for b, _ in layout.stages}}
-
-    def seconds(batch: int, model_ranks: int) -> list[float]:
-        return [(layer.forward_seconds + layer.backward_seconds) / model_ranks for layer in profiles[batch]]
-
-    sizes = [layer.outputs * samples * dtype.itemsize for layer in model.layers[:-1]]
-    boundaries = [2 * TYPICAL_LINK.message_seconds(size) for size in sizes]
-    return balance(layout.stages, layout.chunks, seconds, boundaries)
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------
@@ -284,7 +184,7 @@ def choose_sharing(
 
 def _sharing_problem(sharing: Sharing | None, config: TrainConfig, grid: ProcessGrid, layout: Layout) -> str:
     """The reason why replicas cannot be shared, the same text on every rank; empty if they can."""
-    from hybridnn.parallel.node_memory import free_shared_memory
+    from hybridnn.parallel.nodes import free_shared_memory
 
     def window_bytes() -> int:
         """Upper bound of the bytes of the windows that this rank allocates, including gradients."""

@@ -75,10 +75,10 @@ class OneOf(_Limits):
 
 @dataclass(frozen=True)
 class Checked(_Limits):
-    """Annotation of a value that `used` returns as it is used; None if it is not `allowed`, a text."""
+    """Annotation of a value that `used` returns as it is used; None if it is not `allowed`, a text or what makes it."""
 
     used: Callable[[Any], Any]
-    allowed: str
+    allowed: str | Callable[[], str]
 
 
 OTHER_NAMES = {"cuda": "gpu"}
@@ -161,7 +161,7 @@ def allowed_text(kind: Any) -> str:
     """What an annotation allows: ``a whole number, at least 1``, or ``'a' or 'b'``."""
     base, limits = _parts(kind)
     if isinstance(limits, Checked):
-        return limits.allowed
+        return limits.allowed if isinstance(limits.allowed, str) else limits.allowed()
     if isinstance(limits, OneOf):
         return must_be_one_of(limits.choices).removeprefix("must be ")
     if get_origin(base) is tuple:

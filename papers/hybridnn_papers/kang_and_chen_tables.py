@@ -5,7 +5,7 @@ Backquoted names without a package are of `hybridnn.pipeline.schedules`. The met
 =====================================  ==============================  ===================================
 Kang 2019                              order, `computation_orders`     weights, `weight_policies`
 =====================================  ==============================  ===================================
-Table 2, naive sequential              `gpipe` with one microbatch     `EXACT`
+Table 2, naive sequential              `one_minibatch_at_a_time`       `EXACT`
 Table 3, delayed gradients (DDG)       `delayed_gradients`             `STASHED`
 Table 4, features replay (FR)          `features_replay`               `CURRENT`
 Table 5, PipeDream                     `pipedream`                     `STASHED`
@@ -27,7 +27,7 @@ equation 6, s of a backward pass         `_predicted_backward` in `weight_polici
 The lines of Kang's tables, as `instructions`, which `hybridnn.pipeline.execution.executor` executes:
 
 ============================================  ==================================================================
-"For step t"                                  the order of the instructions; `hybridnn.pipeline.execution.program`
+"For step t"                                  the order of the instructions; `hybridnn.pipeline.schedules.program`
 "get input from dataloader"                   `Load` of the first stage
 "get the target from the dataloader"          `Load` of the last stage
 "receive input from former device"            `ReceiveActivations`
@@ -40,9 +40,9 @@ The lines of Kang's tables, as `instructions`, which `hybridnn.pipeline.executio
                                               `mean_squared_error` in `hybridnn.nn.kernels`
 "do the backward pass to update the weight"   `Backward` with the loss and the input's gradient; then `Update`
 "send gradient to former block"               `SendGradients`
-"Create deque", "store" and "pop"             none: buffers of `memory_plan`; of gradients, those of a receiver
+"Create deque", "store" and "pop"             none: buffers of `plan_memory`; of gradients, those of a receiver
 ============================================  ==================================================================
 
 Loads and messages are placed among the computations of Table 5 by `schedule.with_loads` and
-`message_placement.place_messages`; the orders of Tables 3 and 4 have them where the tables do.
+`compiled_schedule.place_messages`; the orders of Tables 3 and 4 have them where the tables do.
 """

@@ -23,7 +23,7 @@ BackwardPass, input gradient      13     14     15     `ColumnDense.backward_inp
 BackwardPass, weight gradient     13     14     15     `ColumnDense.backward_weight` (`dense`)
 AllReduce of the weight gradient  14            16     `GradientReducer` (`gradient_reduction`)
 AllReduce of the input gradient          15     17     `ColumnDense.backward_input` (`dense`)
-ApplyGradient                     15     16     18     `PrivateReplica.update` (`replica`) and of the optimizer
+ApplyGradient                     15     16     18     `PrivateReplica.update` (`model_chunk`) and of the optimizer
 ================================  =====  =====  =====  =============================================================
 
 Algorithms 2 and 3 apply the gradient of each layer within the backward loop; here one update follows the loop, as in

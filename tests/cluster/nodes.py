@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from hybridnn.comm.open_mpi import OVERSUBSCRIBED
+from hybridnn.comm.mpi import OVERSUBSCRIBED
 from mpi_runner.launch import JobResult, find_mpirun, run_job
 from mpi_runner.slowness import deadline
 

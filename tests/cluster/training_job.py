@@ -23,7 +23,7 @@ from mpi4py import MPI
 from hybridnn import ProcessGrid, Trainer
 from hybridnn.checkpoints.reading import newest_valid
 from hybridnn.checkpoints.writing import checkpoint_writer
-from hybridnn.parallel.replica import PrivateReplica
+from hybridnn.parallel.model_chunk import PrivateReplica
 from hybridnn.parallel.shared_replica import SharedReplica
 from reference.cases import OPTIMIZERS, Case, assert_arrays_same, check_against_reference, local_data, make_trainer
 from reference.pipeline_cases import (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
 
 from hybridnn.comm.agreement import (
@@ -12,10 +11,9 @@ from hybridnn.comm.agreement import (
     broadcast_text,
     gather_texts,
     lowest_rank,
-    same_on_all,
-    unequal_values,
     value_of_first,
 )
+from hybridnn.comm.comparison import same_text_on_all, unequal_values
 from hybridnn.errors import HybridnnError, SettingError
 from hybridnn.parallel.grid import ProcessGrid
 
@@ -47,7 +45,7 @@ def test_texts_and_values_are_compared(comm: MPI.Intracomm) -> None:
     assert gather_texts(group, own) == ["é" * rank for rank in range(comm.size)]
     assert broadcast_text(group, f"{SURROGATE}{comm.rank}", comm.size - 1) == f"{SURROGATE}{comm.size - 1}"
     assert value_of_first(group, lambda: {"rank": comm.rank, "name": SURROGATE}) == {"rank": 0, "name": SURROGATE}
-    for values, same in (([7, -7], True), ([7, comm.rank], comm.size == 1), ([-comm.rank, 0], comm.size == 1)):
-        assert same_on_all(group, np.array(values)) == same
+    assert same_text_on_all(group, SURROGATE)
+    assert same_text_on_all(group, own) == (comm.size == 1)
     found = unequal_values(group, lambda: {"lr": "0.1" if comm.rank == 1 else "0.01", "seed": "0"})
     assert [value.text for value in found] == ["lr: rank 1 has 0.1, ranks 0, 2 have 0.01"] * (comm.size > 1)

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from hybridnn.comm.blocks import block_slice
 from hybridnn.parallel.grid import ProcessGrid
 from reference.group_calls import CALLS, Case
 from reference.stand_in_device import ONE_MESSAGE, SMALL_PIECES, TRANSPORTS, device_group
@@ -85,43 +83,6 @@ def test_a_request_owns_its_arrays_until_it_is_done(comm: MPI.Intracomm) -> None
     assert request.test()
     np.testing.assert_array_equal(kept, sum(range(1, comm.size + 1)))
     assert request._arrays == ()
-
-
-@pytest.mark.in_process(ranks=[3])
-def test_collectives_used_in_layers_are_adjoint_pairs(comm: MPI.Intracomm) -> None:
-    """<F x, y> = <x, F* y> over all ranks: all-gather and the rank's rows of a sum, and all-reduce with itself.
-
-    x lies in the product of the ranks' spaces. The forward all-gather of activations belongs to a sum of gradients of
-    which each rank keeps its own rows; the sum of partial products (a layer split by inputs) belongs to a sum again.
-    """
-    group = ProcessGrid(comm).world
-    rng = np.random.default_rng(comm.rank)
-    block = block_slice(7, comm.size, comm.rank)
-    x_part, y_full = rng.normal(size=(block.stop - block.start, 3)), rng.normal(size=(7, 3))
-
-    def inner(a: NDArray[Any], b: NDArray[Any]) -> float:
-        product = np.array([np.vdot(a, b)])
-        group.allreduce(product)
-        return float(product[0])
-
-    gathered = np.zeros((7, 3))
-    gathered[block] = x_part
-    group.allgather_rows(gathered)
-    y_sum = y_full.copy()
-    group.allreduce(y_sum)
-    assert inner(gathered, y_full) == pytest.approx(inner(x_part, y_sum[block]), rel=1e-12)
-
-    x, y = rng.normal(size=(5, 2)), rng.normal(size=(5, 2))
-    summed_x, summed_y = x.copy(), y.copy()
-    group.allreduce(summed_x)
-    group.allreduce(summed_y)
-    assert inner(summed_x, y) == pytest.approx(inner(x, summed_y), rel=1e-12)
-
-    root_x = x if comm.rank == 0 else np.zeros_like(x)
-    spread = root_x.copy()
-    group.broadcast(spread)
-    # The adjoint of a broadcast is a sum that the root keeps.
-    assert inner(spread, y) == pytest.approx(inner(root_x, summed_y), rel=1e-12)
 
 
 @pytest.mark.in_process(ranks=[2])

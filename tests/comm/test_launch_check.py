@@ -13,7 +13,7 @@ import pytest
 
 from hybridnn.comm import launcher, mpi
 from hybridnn.comm.launcher import launch_problem
-from hybridnn.comm.mpi import RANK_PROCESS, detect_launch, is_child, srun_option
+from hybridnn.comm.mpi import RANK_PROCESS, is_child, srun_option
 from mpi_runner.launch import run_job, run_mpi
 
 if TYPE_CHECKING:
@@ -75,12 +75,6 @@ def test_mpirun_of_another_library_is_named(environment: dict[str, str], text: s
     assert problem is not None
     assert problem.startswith(text)
     assert MPICH in problem
-
-
-def test_innermost_launcher_counts() -> None:
-    launch = detect_launch(STEP | {"OMPI_COMM_WORLD_SIZE": "2"})
-    assert launch is not None
-    assert (launch.ranks, launch.by_srun) == (2, False)
 
 
 @pytest.mark.mpi(ranks=[2])

@@ -10,7 +10,7 @@ import pytest
 
 from hybridnn.comm import launcher
 from hybridnn.comm.launcher import Placement, RankLauncher, candidates, mpirun_options, srun_options
-from hybridnn.comm.open_mpi import set_rank_settings
+from hybridnn.comm.mpi import set_rank_settings
 from hybridnn.errors import EnvironmentProblem, SettingError
 
 OPEN_MPI, MPICH = "Open MPI v5.0.11", "MPICH Version: 5.0.2"

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from hybridnn.comm.open_mpi import COMMUNICATION, LAUNCHED, set_rank_settings, single_process_settings
+from hybridnn.comm.mpi import COMMUNICATION, LAUNCHED, set_rank_settings, single_process_settings
 from mpi_runner.slowness import deadline
 
 BTL = "OMPI_MCA_btl"

@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from hybridnn.data import ArrayRows, StandardizedRows, Standardizer, as_rows
-from hybridnn.data.preparation import require_finite_rows
-from hybridnn.data.rows import PixelRows, SubsetRows, require_finite
+from hybridnn.data.dataset import PixelRows
+from hybridnn.data.preparation import SubsetRows, require_finite_rows
+from hybridnn.data.rows import require_finite
 from hybridnn.errors import DataError
 
 AllOf = Callable[..., tuple[NDArray[Any], NDArray[Any]]]

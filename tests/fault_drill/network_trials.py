@@ -25,7 +25,7 @@ from fault_drill.network_faults import FAST, NETWORK_FAULTS, NetworkFault
 from fault_drill.outcomes import Outcome
 from fault_drill.rank import HERE, OVER
 from fault_drill.recipes import Recipe, new_run
-from hybridnn.comm.open_mpi import OVERSUBSCRIBED
+from hybridnn.comm.mpi import OVERSUBSCRIBED
 from mpi_runner.slowness import deadline
 
 __all__ = ["NetworkDrill", "NetworkTrial", "draw_network_trial", "missing_for_nodes"]

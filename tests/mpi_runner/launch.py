@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO
 
 from hybridnn.comm.launcher import find_mpirun as product_find_mpirun
-from hybridnn.comm.open_mpi import mpirun_settings
+from hybridnn.comm.mpi import mpirun_settings
 
 from .slowness import deadline
 

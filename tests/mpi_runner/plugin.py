@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from hybridnn.comm.open_mpi import mpirun_settings
+from hybridnn.comm.mpi import mpirun_settings
 from hybridnn.in_process import run_ranks
 
 from .launch import JobResult

@@ -9,7 +9,7 @@ import pytest
 
 from hybridnn.comm.blocks import block_slice
 from hybridnn.data import ArrayRows
-from hybridnn.parallel.distribution import DISTRIBUTIONS, make_fetch
+from hybridnn.parallel.distribution import ScatterDistributor
 from hybridnn.parallel.grid import ProcessGrid, fitting_grids
 from reference.ranks import allgather_objects
 
@@ -23,11 +23,10 @@ def test_every_rank_gets_its_block(comm: MPI.Intracomm) -> None:
     labels, values = np.arange(20) * 7, np.arange(40.0, dtype=np.float32).reshape(20, 2)
     for batch, model in fitting_grids(comm.size):
         grid = ProcessGrid(comm, batch=batch, model=model)
-        for distribution in DISTRIBUTIONS:
-            fetch = make_fetch(grid, distribution)
+        for broadcast in (False, True):
+            fetch = ScatterDistributor(grid, broadcast).fetch
             for targets in (labels, values):
-                holds = distribution == "local" or grid.rank == 0
-                rows = ArrayRows(x, targets) if holds else None
+                rows = ArrayRows(x, targets) if grid.rank == 0 else None
                 for indices in (np.array([3, 19, 0, 7, 7, 12, 5]), np.array([4]), np.arange(20)[::-1]):
                     own = indices[block_slice(len(indices), batch, grid.batch_rank)]
                     got_x = np.full((len(own), 3), -1, np.float32)
@@ -43,12 +42,11 @@ def test_bytes_of_the_two_scatter_methods(comm: MPI.Intracomm) -> None:
     # copy of every block and then broadcasts it.
     x, y = np.zeros((8, 5)), np.zeros(8, np.int64)
     sample_bytes = 5 * 8 + 8
-    sent = {}
-    for distribution in ("scatter", "scatter-broadcast"):
+    sent = []
+    for broadcast in (False, True):
         grid = ProcessGrid(comm, batch=2, model=2)
         rows = ArrayRows(x, y) if grid.rank == 0 else None
-        make_fetch(grid, distribution)(rows, np.arange(8), np.empty((4, 5)), np.empty(4, np.int64))
-        sent[distribution] = sum(allgather_objects(comm, grid.recorder.totals.bytes_sent))
+        ScatterDistributor(grid, broadcast).fetch(rows, np.arange(8), np.empty((4, 5)), np.empty(4, np.int64))
+        sent.append(sum(allgather_objects(comm, grid.recorder.totals.bytes_sent)))
     block = 4 * sample_bytes
-    assert sent["scatter"] == 3 * block
-    assert sent["scatter-broadcast"] == block + 2 * block
+    assert sent == [3 * block, block + 2 * block]

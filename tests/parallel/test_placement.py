@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridnn.comm.threads import threads_for
-from hybridnn.errors import GridError, SettingError
-from hybridnn.parallel.grid import fitting_grids, place_ranks, resolve_axes
+from hybridnn.errors import SettingError
+from hybridnn.parallel.grid import fitting_grids, resolve_axes
+from hybridnn.parallel.nodes import place_ranks
 from reference import placement
 
 
@@ -17,22 +18,6 @@ def crossing_groups(nodes: list[int], model: int) -> int:
     order = place_ranks(nodes, model)
     groups = [order[start : start + model] for start in range(0, len(order), model)]
     return sum(len({nodes[rank] for rank in group}) > 1 for group in groups)
-
-
-def test_ranks_in_node_order_keep_their_order() -> None:
-    assert place_ranks([0, 0, 0, 0, 1, 1, 1, 1], model=2) == list(range(8))
-
-
-def test_round_robin_ranks_are_regrouped_by_node() -> None:
-    nodes = [0, 1, 0, 1, 0, 1, 0, 1]
-    assert place_ranks(nodes, model=4) == [0, 2, 4, 6, 1, 3, 5, 7]
-    assert crossing_groups(nodes, 4) == 0
-
-
-def test_only_remaining_ranks_form_groups_across_nodes() -> None:
-    nodes = [0, 0, 0, 1, 1, 1]
-    assert crossing_groups(nodes, 2) == 1  # 3 ranks a node: one pair each, and one pair across
-    assert crossing_groups(nodes, 3) == 0
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=24), st.integers(1, 6))
@@ -52,14 +37,6 @@ def test_fitting_grids() -> None:
 
 def test_batch_axis_defaults_to_the_remaining_ranks() -> None:
     assert resolve_axes(12, 1, None, 3) == (1, 4, 3)
-
-
-@pytest.mark.parametrize(("ranks", "batch", "model"), [(4, 3, 2), (4, None, 3), (1, 2, 1)])
-def test_a_grid_that_does_not_fit_is_refused_with_grids_that_fit(ranks: int, batch: int | None, model: int) -> None:
-    with pytest.raises(GridError) as refusal:
-        resolve_axes(ranks, 1, batch, model)
-    for fitting_batch, fitting_model in fitting_grids(ranks):
-        assert f"{fitting_batch} x {fitting_model}" in str(refusal.value)
 
 
 @pytest.mark.parametrize(

@@ -12,25 +12,11 @@ from hypothesis import strategies as st
 from hybridnn import MLP
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.partition import (
-    LinkCost,
     balanced_counts,
     check_partition,
     typical_partition,
     uniform_partition,
 )
-
-
-@given(st.integers(1, 40), st.data())
-def test_uniform_counts_differ_by_one_and_the_larger_come_first(count: int, data: st.DataObject) -> None:
-    parts = data.draw(st.integers(1, count))
-    counts = uniform_partition(count, parts)
-    assert (sum(counts), len(counts)) == (count, parts)
-    assert max(counts) - min(counts) <= 1
-    assert list(counts) == sorted(counts, reverse=True)
-
-
-def test_a_message_costs_what_the_formula_says() -> None:
-    assert LinkCost(alpha=3.0, beta=0.5).message_seconds(8) == 7.0
 
 
 @pytest.mark.parametrize("counts", [(2, 2), (2, 2, 1), (3, 0, 3), (3, 4, -1), (2.0, 2, 2), (True, 4, 1)])

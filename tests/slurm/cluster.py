@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hybridnn.comm.open_mpi import OVERSUBSCRIBED
+from hybridnn.comm.mpi import OVERSUBSCRIBED
 from hybridnn.study.submit import fill_in_script
 from hybridnn.utils.files import shipped_folder
 from mpi_runner.launch import JOB_MARK, job_environment, marked_processes

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hybridnn.comm.mpi import import_mpi
-from hybridnn.comm.open_mpi import cuda_support
 from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.gpu import cupy_loading, setup
 from hybridnn.gpu.device_choice import choose_device, choose_device_together
-from hybridnn.gpu.setup import TransportChoice, choose_transport
+from hybridnn.gpu.setup import TransportChoice, choose_transport, cuda_support
 from hybridnn.parallel.grid import ProcessGrid
 
 if TYPE_CHECKING:

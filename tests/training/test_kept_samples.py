@@ -9,7 +9,7 @@ import pytest
 
 from hybridnn import ProcessGrid, Trainer
 from hybridnn.data import ArrayRows
-from hybridnn.data.rows import PixelRows
+from hybridnn.data.dataset import PixelRows
 from reference.cases import Case, assert_arrays_close, data, make_trainer
 from training.device_cases import EXACTLY
 from training.stand_in_training import kernels_of, stand_in

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
-from hybridnn.parallel.distribution import DISTRIBUTIONS
 from hybridnn.parallel.grid import fitting_grids
+from hybridnn.training.config import DISTRIBUTIONS
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -10,7 +10,7 @@ import pytest
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.errors import HybridnnError, SettingError
-from hybridnn.pipeline.partition import LayerProfile
+from hybridnn.pipeline.partition import LayerSeconds
 from hybridnn.pipeline.schedules.methods import METHODS
 from reference.cases import assert_arrays_same
 from reference.pipeline_cases import (
@@ -88,11 +88,11 @@ def test_one_stage_takes_exact_methods_alone() -> None:
 def test_a_partition_by_times_gives_a_wide_stage_more_layers(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def by_samples(model: MLP, samples: int, dtype: Any) -> tuple[LayerProfile, ...]:
+    def by_samples(model: MLP, samples: int, dtype: Any) -> tuple[LayerSeconds, ...]:
         """Equal layers whose time goes with the samples."""
-        return tuple(LayerProfile(samples, 2 * samples) for _ in model.layers)
+        return tuple(LayerSeconds(samples, samples, samples) for _ in model.layers)
 
-    monkeypatch.setattr("hybridnn.pipeline.partition.time_layers", by_samples)
+    monkeypatch.setattr("hybridnn.training.pipeline_choice.time_layers", by_samples)
     model = MLP([6] * 9)
     for stages, layers in (
         ([(3, 1), (1, 1)], (6, 2)),

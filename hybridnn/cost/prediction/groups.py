@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from hybridnn.comm.recorder import bytes_sent_by_rank
 from hybridnn.cost.collectives import Crossings, concurrent_messages, crossings_of
 from hybridnn.cost.machine import Machine, MessageOverhead
-from hybridnn.parallel.grid import NodeFilling, StageShapes
+from hybridnn.parallel.grid import StageShapes
+from hybridnn.parallel.nodes import NodeFilling
 from hybridnn.pipeline.layout import Layout
 
 CACHE_SIZE = 1 << 12  # stages, and pairs of stages: the layouts of a plan have many grids in common

@@ -24,11 +24,12 @@ from hybridnn.nn.parameters import LayerShard, ParameterLayout
 from hybridnn.parallel.dense import parallel_dense
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk, ReplicaConfig
-from hybridnn.parallel.node_memory import NodeMemory
+from hybridnn.parallel.nodes import NodeMemory
 from hybridnn.parallel.shared_replica import OwnedSlice, Sharing
 from hybridnn.parallel.workspace import StageRole, Workspace
-from hybridnn.pipeline.execution.chunk_runtime import ChunkPlan, MemoryBreakdown, make_runtime, plan_chunk
+from hybridnn.pipeline.execution.chunk_runtime import MemoryBreakdown, make_runtime
 from hybridnn.pipeline.layout import Layout
+from hybridnn.pipeline.schedules.program import ChunkPlan, plan_chunk
 
 
 def stage_memory(workload: Workload, layout: Layout, stage: int) -> MemoryBreakdown:

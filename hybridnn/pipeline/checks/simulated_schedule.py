@@ -19,7 +19,7 @@ from hybridnn.pipeline.schedules.instructions import (
     Recompute,
     WeightGradient,
 )
-from hybridnn.pipeline.schedules.memory_plan import MemoryPlan, plan_memory
+from hybridnn.pipeline.schedules.program import MemoryPlan, plan_memory
 from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.pipeline.schedules.weight_policies import WeightRead
 from hybridnn.utils.checks import require_number

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
-from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -25,64 +24,16 @@ from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.nn.parameters import LayerParameters
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk
-from hybridnn.parallel.workspace import ConcatenatedMicrobatches, MicrobatchBuffers, StageRole, Workspace
-from hybridnn.pipeline.execution.program import MessageDepths, StageProgram, message_depths
+from hybridnn.parallel.workspace import ConcatenatedMicrobatches, Workspace
 from hybridnn.pipeline.schedules.instructions import (
-    ALL_MICROBATCHES,
     Instruction,
     ReceiveActivations,
     ReceiveGradients,
-    WeightGradient,
 )
-from hybridnn.pipeline.schedules.schedule import Schedule
+from hybridnn.pipeline.schedules.program import ChunkPlan
 
 if TYPE_CHECKING:
-    from hybridnn.pipeline.execution.point_to_point import ExpectedMessage, Receiver, Sender
-
-    Channels = tuple[Receiver | None, Receiver | None, Sender | None, Sender | None]
-
-
-EXTRA_BUFFERS = 1
-"""Per channel: receives started ahead of the schedule, and sends in flight while the next message is packed."""
-
-
-@dataclass(frozen=True)
-class ChunkPlan:
-    """What the schedules of training and of evaluation require of a chunk."""
-
-    index: int  # index of the chunk on its rank
-    role: StageRole
-    before: tuple[int, int]  # stage and chunk of the virtual stage before; not used at the end of the network
-    after: tuple[int, int]
-    microbatches: int
-    buffers: MicrobatchBuffers
-    depths: MessageDepths
-    weight_versions: int
-    predicts: bool  # whether passes read predicted weights
-    concatenates: bool  # whether microbatches are concatenated for one weight-gradient product
-    accumulates: bool  # whether the gradients of microbatches are added
-
-
-def plan_chunk(schedules: tuple[Schedule, Schedule], stage: int, index: int) -> ChunkPlan:
-    """Plan a chunk of a stage for schedules of training and of evaluation with the largest memory."""
-    schedule = schedules[0]
-    program = StageProgram(schedule, stage)
-    memory = program.memory
-    return ChunkPlan(
-        index,
-        StageRole(schedule.is_first(stage, index), schedule.is_last(stage, index)),
-        schedule.before(stage, index),
-        schedule.after(stage, index),
-        schedule.microbatches,
-        MicrobatchBuffers(memory.inputs[index], memory.activations[index], program.splits_backward),
-        MessageDepths(*map(max, *(message_depths(item, stage, index) for item in schedules))),
-        memory.peak_weight_versions,
-        predicts=any(ahead for _, ahead in program.reads.values()),
-        concatenates=any(
-            isinstance(item, WeightGradient) and item.microbatch == ALL_MICROBATCHES for item in program.order
-        ),
-        accumulates=bool(program.accumulating),
-    )
+    from hybridnn.pipeline.execution.point_to_point import Channels, ExpectedMessage, Receiver, Sender
 
 
 @dataclass(frozen=True)
@@ -168,7 +119,9 @@ def make_runtime(
     kernels, dtype, role = chunk.kernels, chunk.weights.dtype, plan.role
     channels: Channels = (None, None, None, None)
     if not all(role):
-        channels = _channels(plan, grid, chunk, capacity, synchronous=synchronous)
+        from hybridnn.pipeline.execution.point_to_point import make_channels  # a single stage has none
+
+        channels = make_channels(plan, grid, chunk, capacity, synchronous=synchronous)
     concatenated = None
     if plan.concatenates:
         columns = capacity * plan.microbatches
@@ -182,48 +135,6 @@ def make_runtime(
         kernels.zeros((1,), dtype),
         *channels,
     )
-
-
-def _channels(plan: ChunkPlan, grid: ProcessGrid, chunk: ModelChunk, capacity: int, *, synchronous: bool) -> Channels:
-    """The channels of a chunk, in the order of the fields of `ChunkRuntime`."""
-    # Imported here: a pipeline of one stage has no channels.
-    from hybridnn.pipeline.execution.point_to_point import (
-        ChannelBuffers,
-        Receiver,
-        Sender,
-        StagePosition,
-        pieces_received,
-        pieces_sent,
-    )
-
-    kernels, dtype, role, depths = chunk.kernels, chunk.weights.dtype, plan.role, plan.depths
-    own_position = StagePosition(grid.pipeline_rank, grid.batch_rank, grid.model_rank)
-    first, last = chunk.shards[0].layer, chunk.shards[-1].layer
-
-    def receiver(tag: int, neighbor: int, features: int, depth: int) -> Receiver:
-        routes = partial(pieces_received, grid.stages, own_position, neighbor)
-        return Receiver(grid, kernels, ChannelBuffers(tag, routes, features, capacity, depth + EXTRA_BUFFERS), dtype)
-
-    def sender(tag: int, neighbor: int, features: int, depth: int) -> Sender:
-        routes = partial(pieces_sent, grid.stages, own_position, neighbor)
-        channel = ChannelBuffers(tag, routes, features, capacity, depth + EXTRA_BUFFERS)
-        return Sender(grid, kernels, channel, dtype, synchronous=synchronous)
-
-    input_receiver = gradient_receiver = output_sender = gradient_sender = None
-    if not role.loads_input:
-        before, chunk_before = plan.before
-        input_receiver = receiver(_tag(plan.index, 0), before, first.inputs, depths.input_receiver)
-        gradient_sender = sender(_tag(chunk_before, 1), before, first.inputs, depths.gradient_sender)
-    if not role.loads_target:
-        after, chunk_after = plan.after
-        gradient_receiver = receiver(_tag(plan.index, 1), after, last.outputs, depths.gradient_receiver)
-        output_sender = sender(_tag(chunk_after, 0), after, last.outputs, depths.output_sender)
-    return input_receiver, gradient_receiver, output_sender, gradient_sender
-
-
-def _tag(chunk: int, gradients: int) -> int:
-    """Tag of the channel to `chunk` that carries activations (0) or gradients (1)."""
-    return 2 * chunk + gradients
 
 
 # -- weight versions ---------------------------------------------------------------------------------------------------
@@ -306,7 +217,10 @@ class MemoryBreakdown:
         """Add up the arrays of a rank."""
         return cls(
             sum(chunk.nbytes for chunk in chunks),
-            sum(map(_state_bytes, chunks, states)),
+            sum(
+                state.scratch.nbytes + sum(chunk.replica.bytes_per_rank(slot.nbytes) for slot in state.slots.values())
+                for chunk, state in zip(chunks, states, strict=True)
+            ),
             sum(runtime.weights.nbytes for runtime in runtimes),
             sum(runtime.activation_bytes for runtime in runtimes),
             sum(runtime.buffer_bytes for runtime in runtimes),
@@ -323,7 +237,3 @@ class MemoryBreakdown:
         table[grid.pipeline_rank] = astuple(self)
         grid.world.allreduce(table, "max")
         return tuple(MemoryBreakdown(*row) for row in table.tolist())
-
-
-def _state_bytes(chunk: ModelChunk, state: OptimizerState) -> int:
-    return int(state.scratch.nbytes + sum(chunk.replica.bytes_per_rank(slot.nbytes) for slot in state.slots.values()))

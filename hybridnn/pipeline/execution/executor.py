@@ -21,7 +21,6 @@ from hybridnn.parallel.dense import WeightGradientArrays
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.workspace import StageArrays
 from hybridnn.pipeline.execution.chunk_runtime import ChunkRuntime
-from hybridnn.pipeline.execution.program import StageProgram
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
     Backward,
@@ -39,6 +38,7 @@ from hybridnn.pipeline.schedules.instructions import (
     Update,
     WeightGradient,
 )
+from hybridnn.pipeline.schedules.program import StageProgram
 
 if TYPE_CHECKING:
     from hybridnn.pipeline.execution.point_to_point import ExpectedMessage, Sender
@@ -197,9 +197,8 @@ class Executor:
         """
         self._take_outputs = take_outputs
         self._begin(minibatches)
-        for position, shift in self._program.walk(len(minibatches)):
-            minibatch = minibatches[self._program.order[position].minibatch + shift]
-            self._operation(position, minibatch.size)(minibatch)
+        for _, operation, minibatch in self._operations_of(minibatches):
+            operation(minibatch)
         self.finish()
         self._take_outputs = None
 

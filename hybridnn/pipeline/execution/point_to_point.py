@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from numpy.typing import DTypeLike
@@ -22,7 +23,9 @@ from hybridnn.comm.blocks import block_bounds
 from hybridnn.comm.group import Request
 from hybridnn.nn.kernels import Array, Kernels
 from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.pipeline.schedules.instructions import Instruction
+from hybridnn.pipeline.schedules.program import ChunkPlan
 
 
 class StagePosition(NamedTuple):
@@ -77,6 +80,9 @@ def _pieces(
             pieces.append(ColumnRoute(StagePosition(stage, batch_rank, model_rank), start - first, stop - first))
     return pieces
 
+
+EXTRA_BUFFERS = 1
+"""Per channel: receives started ahead of the schedule, and sends in flight while the next message is packed."""
 
 About = tuple[Instruction, int]  # the instruction of a message, and the number of its optimizer step
 
@@ -224,3 +230,41 @@ class Sender(_Buffers):
         for request in requests:
             request.wait()
         self._ring.append(buffer)
+
+
+Channels = tuple[Receiver | None, Receiver | None, Sender | None, Sender | None]
+"""Those of a chunk: of its input, of the gradient of its output, of its output, and of the gradient of its input."""
+
+
+def make_channels(
+    plan: ChunkPlan, grid: ProcessGrid, chunk: ModelChunk, capacity: int, *, synchronous: bool
+) -> Channels:
+    """The channels of a chunk; parameters as for `hybridnn.pipeline.execution.chunk_runtime.make_runtime`."""
+    role, depths, kernels, dtype = plan.role, plan.depths, chunk.kernels, chunk.weights.dtype
+    own_position = StagePosition(grid.pipeline_rank, grid.batch_rank, grid.model_rank)
+    first, last = chunk.shards[0].layer, chunk.shards[-1].layer
+
+    def receiver(tag: int, neighbor: int, features: int, depth: int) -> Receiver:
+        routes = partial(pieces_received, grid.stages, own_position, neighbor)
+        return Receiver(grid, kernels, ChannelBuffers(tag, routes, features, capacity, depth + EXTRA_BUFFERS), dtype)
+
+    def sender(tag: int, neighbor: int, features: int, depth: int) -> Sender:
+        routes = partial(pieces_sent, grid.stages, own_position, neighbor)
+        channel = ChannelBuffers(tag, routes, features, capacity, depth + EXTRA_BUFFERS)
+        return Sender(grid, kernels, channel, dtype, synchronous=synchronous)
+
+    input_receiver = gradient_receiver = output_sender = gradient_sender = None
+    if not role.loads_input:
+        before, chunk_before = plan.before
+        input_receiver = receiver(_tag(plan.index, 0), before, first.inputs, depths.input_receiver)
+        gradient_sender = sender(_tag(chunk_before, 1), before, first.inputs, depths.gradient_sender)
+    if not role.loads_target:
+        after, chunk_after = plan.after
+        gradient_receiver = receiver(_tag(plan.index, 1), after, last.outputs, depths.gradient_receiver)
+        output_sender = sender(_tag(chunk_after, 0), after, last.outputs, depths.output_sender)
+    return input_receiver, gradient_receiver, output_sender, gradient_sender
+
+
+def _tag(chunk: int, gradients: int) -> int:
+    """Tag of the channel to `chunk` that carries activations (0) or gradients (1)."""
+    return 2 * chunk + gradients

@@ -8,18 +8,17 @@ Four details differ from the tables. A stage waits for a message where it uses i
 a table does "the backward pass to update the weight" before it sends the gradient, the gradient is sent first here,
 because the previous stage waits for it. The last device receives its input before it loads the target. The loss is
 computed at the start of its backward pass, not at the end of its forward pass. The tables' deques of inputs and outputs
-are the buffers of `hybridnn.pipeline.schedules.memory_plan`; those of gradients are the receive buffers of
+are the buffers of `hybridnn.pipeline.schedules.program`; those of gradients are the receive buffers of
 `hybridnn.pipeline.execution.point_to_point`.
 
 Each function takes the size of the schedule and a stage. K is the number of stages, k = 0 … K-1 the stage, T the number
 of minibatches, M that of microbatches and v that of chunks. Loads and messages are placed among the computations
-afterwards (`hybridnn.pipeline.schedules.message_placement`), except for Tables 3 and 4, whose definition includes them.
+afterwards (`hybridnn.pipeline.schedules.compiled_schedule`), except for Tables 3 and 4, whose definition includes them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 from hybridnn.pipeline.schedules.instructions import (
@@ -39,20 +38,7 @@ from hybridnn.pipeline.schedules.instructions import (
     Update,
     WeightGradient,
 )
-
-
-@dataclass(frozen=True)
-class ScheduleSize:
-    """Size of a schedule: K, T, M and v; and whether `delayed_gradients` and `features_replay` have barriers."""
-
-    stages: int
-    minibatches: int
-    microbatches: int = 1
-    chunks: int = 1
-    barriers: bool = False
-
-
-Order = Callable[[ScheduleSize, int], list[Instruction]]  # from (size, stage) to the stage's computations
+from hybridnn.pipeline.schedules.schedule import ScheduleSize
 
 
 def gpipe(size: ScheduleSize, stage: int) -> list[Instruction]:
@@ -168,16 +154,6 @@ def features_replay(size: ScheduleSize, stage: int) -> list[Instruction]:
     forward pass there.
     """
     return _delayed(size, stage, recompute=stage < size.stages - 1)
-
-
-def evaluation(size: ScheduleSize, stage: int) -> list[Instruction]:
-    """Forward passes alone; chunks alternate by groups of K minibatches, of which the last may be shorter."""
-    return [
-        Forward(t, 0, chunk)
-        for first in range(0, size.minibatches, size.stages)
-        for chunk in range(size.chunks)
-        for t in range(first, min(first + size.stages, size.minibatches))
-    ]
 
 
 def merge_weight_gradients(order: Iterable[Instruction], chunks: int) -> list[Instruction]:

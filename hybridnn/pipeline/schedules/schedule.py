@@ -1,11 +1,11 @@
-"""A pipeline schedule: the instructions of every stage, the weights that they read, and the messages that they carry.
+"""A pipeline schedule: instructions of every stage, weights that they read, messages; and the method that defines it.
 
 A schedule is built without MPI and never changed; the same object is linted, drawn, simulated, executed and traced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -24,7 +24,6 @@ from hybridnn.pipeline.schedules.instructions import (
     SendGradients,
     Update,
 )
-from hybridnn.pipeline.schedules.weight_policies import WeightPolicy, WeightRead
 
 
 class ScheduleError(HybridnnError):
@@ -49,6 +48,47 @@ class ScheduleError(HybridnnError):
         self.position = position
         self.instruction = instruction
         self.reason = reason
+
+
+class WeightRead(NamedTuple):
+    """Weights that a pass reads."""
+
+    version: int  # number of updates before it
+    # Updates predicted beyond that version: s in Chen et al. 2018, equation 4. Negative: estimated so many back.
+    ahead: int = 0
+
+
+Rule = Callable[[int, int, int], WeightRead]  # from (stage, stages, minibatch) to the weights
+
+
+@dataclass(frozen=True)
+class WeightPolicy:
+    """A rule for each pass, and the number of versions that it stores; a recomputation reads as the backward pass."""
+
+    name: str
+    forward: Rule
+    backward: Rule
+    # From (stage, stages) to the most weight versions a stage holds at a time, the current one included.
+    versions: Callable[[int, int], int]
+
+
+def newest(stage: int, stages: int, minibatch: int) -> WeightRead:
+    """The newest version."""
+    return WeightRead(minibatch)
+
+
+def one_version(stage: int, stages: int) -> int:
+    """The current version alone."""
+    return 1
+
+
+EXACT = WeightPolicy("exact", newest, newest, one_version)
+"""All passes read the current weights: every minibatch is complete before the next begins."""
+
+INITIAL = WeightPolicy(
+    "initial", lambda stage, stages, t: WeightRead(0), lambda stage, stages, t: WeightRead(0), one_version
+)
+"""All passes read version 0: evaluation."""
 
 
 READS_BACKWARD_WEIGHTS = (Backward, InputGradient, Recompute)
@@ -187,3 +227,53 @@ class MessageFlow:
         """The message that a send sends or a receive receives."""
         channel = self._carried[stage].get((type(instruction), instruction.chunk))
         return None if channel is None else (channel, instruction.minibatch, instruction.microbatch)
+
+
+# -- methods -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ScheduleSize:
+    """Size of a schedule: K, T, M and v; and whether `delayed_gradients` and `features_replay` have barriers."""
+
+    stages: int
+    minibatches: int
+    microbatches: int = 1
+    chunks: int = 1
+    barriers: bool = False
+
+
+Order = Callable[[ScheduleSize, int], list[Instruction]]  # from (size, stage) to the stage's computations
+
+ActivationBound = Callable[[ScheduleSize, int], int]
+"""From (size, stage) to the most microbatches whose activations the stage holds at a time."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A pipeline method."""
+
+    name: str
+    summary: str  # one line for display
+    order: Order
+    policy: WeightPolicy
+    activations: ActivationBound
+    cuts_minibatches: bool = False  # splits minibatches into microbatches
+    chunked: bool = False  # a stage has several chunks
+    fills_pipeline: bool = False  # a minibatch needs at least as many microbatches as there are stages
+    placed_weight_gradients: bool = False  # the order itself places the weight gradients
+    placed_messages: bool = False  # the order itself places loads and messages
+    may_have_barriers: bool = False  # the order places barriers if its size asks for them
+    recomputes: bool = False  # every stage but the last computes its forward passes twice
+
+    @property
+    def exact(self) -> bool:
+        """Whether every minibatch is complete before the next one begins."""
+        return self.policy is EXACT
+
+    @cached_property
+    def predicts(self) -> bool:
+        """Whether it reads predicted weights, which needs an optimizer with momentum."""
+        stages = 4
+        points = [(stage, stages, minibatch) for stage in range(stages) for minibatch in range(2 * stages)]
+        return any(read(*point).ahead for read in (self.policy.forward, self.policy.backward) for point in points)

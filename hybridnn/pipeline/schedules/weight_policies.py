@@ -12,35 +12,11 @@ stage and t = 0, 1, … the minibatch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
-
-
-class WeightRead(NamedTuple):
-    """Weights that a pass reads."""
-
-    version: int  # number of updates before it
-    # Updates predicted beyond that version: s in Chen et al. 2018, equation 4. Negative: estimated so many back.
-    ahead: int = 0
-
-
-Rule = Callable[[int, int, int], WeightRead]  # from (stage, stages, minibatch) to the weights
-
-
-@dataclass(frozen=True)
-class WeightPolicy:
-    """A rule for each pass, and the number of versions that it stores; a recomputation reads as the backward pass."""
-
-    name: str
-    forward: Rule
-    backward: Rule
-    # From (stage, stages) to the most weight versions a stage holds at a time, the current one included.
-    versions: Callable[[int, int], int]
-
-
-def _newest(stage: int, stages: int, minibatch: int) -> WeightRead:
-    return WeightRead(minibatch)
+from hybridnn.pipeline.schedules.schedule import EXACT as EXACT
+from hybridnn.pipeline.schedules.schedule import INITIAL as INITIAL
+from hybridnn.pipeline.schedules.schedule import WeightPolicy as WeightPolicy
+from hybridnn.pipeline.schedules.schedule import WeightRead as WeightRead
+from hybridnn.pipeline.schedules.schedule import newest, one_version
 
 
 def _delayed(stage: int, stages: int, minibatch: int) -> WeightRead:
@@ -86,13 +62,6 @@ def _predicted_backward(stage: int, stages: int, minibatch: int) -> WeightRead:
     return WeightRead(minibatch, stage // 2)
 
 
-def _one_version(stage: int, stages: int) -> int:
-    return 1
-
-
-EXACT = WeightPolicy("exact", _newest, _newest, _one_version)
-"""All passes read the current weights: every minibatch is complete before the next begins."""
-
 STASHED = WeightPolicy("stashed", _delayed, _delayed, lambda stage, stages: stages - stage)
 """The backward pass reads the weights of its forward pass (Kang 2019, section 2.2.2: K-k+1 states, k from 1)."""
 
@@ -102,19 +71,14 @@ VERTICAL_SYNC = WeightPolicy("vertical sync", _of_first_stage, _of_first_stage, 
 DOUBLE_BUFFERED = WeightPolicy("double-buffered", _previous, _previous, lambda stage, stages: 2)
 """Both passes read the version before the newest, on all stages (Narayanan et al. 2021, section 3.1)."""
 
-CURRENT = WeightPolicy("current", _delayed, _newest, _one_version)
+CURRENT = WeightPolicy("current", _delayed, newest, one_version)
 """Both passes read the newest weights, of different versions."""
 
-PREDICTED = WeightPolicy("predicted", _predicted_forward, _predicted_backward, _one_version)
+PREDICTED = WeightPolicy("predicted", _predicted_forward, _predicted_backward, one_version)
 """Both passes read the weights predicted for the end of the minibatch's round trip (Chen et al. 2018, equation 4)."""
 
-LINEAR_PREDICTION = WeightPolicy("linear prediction", _predicted_over_delay, _newest, _one_version)
+LINEAR_PREDICTION = WeightPolicy("linear prediction", _predicted_over_delay, newest, one_version)
 """The forward pass predicts the weights that the backward pass reads, the newest (Kosson et al. 2021)."""
 
-DISCREPANCY_CORRECTED = WeightPolicy("discrepancy correction", _delayed, _estimated_of_forward, _one_version)
+DISCREPANCY_CORRECTED = WeightPolicy("discrepancy correction", _delayed, _estimated_of_forward, one_version)
 """The backward pass estimates the weights of the forward pass from the newest ones (Yang et al. 2021, T2)."""
-
-INITIAL = WeightPolicy(
-    "initial", lambda stage, stages, t: WeightRead(0), lambda stage, stages, t: WeightRead(0), _one_version
-)
-"""All passes read version 0: evaluation."""

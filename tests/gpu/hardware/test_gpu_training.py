@@ -13,8 +13,8 @@ from hybridnn import Adam, AdamW, ProcessGrid, Trainer
 from hybridnn.checkpoints.reading import newest_valid
 from hybridnn.checkpoints.writing import checkpoint_writer
 from hybridnn.comm.agreement import broadcast_text
-from hybridnn.comm.open_mpi import cuda_support
 from hybridnn.errors import EnvironmentProblem
+from hybridnn.gpu.setup import cuda_support
 from hybridnn.gpu.staging import DEVICE_BUCKETS, Staging
 from hybridnn.training.config import DeviceOptions
 from hybridnn.training.device import TrainingDevice, resolve_device

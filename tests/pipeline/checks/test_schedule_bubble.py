@@ -27,12 +27,6 @@ def test_bubble_of_a_flushed_pipeline(method: str, stages: int, microbatches: in
             assert schedule_bubble(layout, minibatches) == pytest.approx(expected)
 
 
-def test_chunks_and_weight_gradients_make_the_bubble_smaller() -> None:
-    """With v chunks it is (K - 1) / (v M + K - 1); ZB-H1 fills two thirds of it with weight gradients."""
-    assert schedule_bubble(_layout(4, "interleaved", 8, 2), 1) == pytest.approx(3 / 19)
-    assert schedule_bubble(_layout(4, "zb-h1", 8), 1) == pytest.approx(1 / 9)
-
-
 @pytest.mark.parametrize(("method", "share"), [("sequential", 3 / 4), ("pipedream", 3 / 103)])
 def test_bubble_of_many_minibatches(method: str, share: float) -> None:
     """One minibatch at a time leaves K - 1 of K stages idle; without a flush the pipeline fills and drains once."""

@@ -15,7 +15,7 @@ from hybridnn.errors import SettingError
 from hybridnn.pipeline.checks.lint import ScheduleError
 from hybridnn.pipeline.checks.simulated_schedule import Durations, simulate
 from hybridnn.pipeline.schedules.instructions import ALL_MICROBATCHES, Instruction
-from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
+from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
 from hybridnn.pipeline.schedules.schedule import Schedule
 from reference.schedule_times import times_of_computations
 
@@ -115,14 +115,6 @@ def test_messages_by_hand() -> None:
     assert timeline.makespan == 29
     assert timeline.busy == (6, 6)
     assert timeline.bubble_fraction == pytest.approx(1 - 12 / 58)
-
-
-def test_pipelined_input() -> None:
-    """Three items through three stages take 5 slots instead of 9 (book, figures 6.7 and 6.9)."""
-    one_by_one = simulate(make_schedule("sequential", stages=3, minibatches=3), Durations(1, 0, 0))
-    pipelined = simulate(make_schedule("gpipe", stages=3, minibatches=1, microbatches=3), Durations(1, 0, 0))
-    assert (one_by_one.makespan, pipelined.makespan) == (9, 5)
-    assert simulate(forward_only(3, 3), Durations(1)).makespan == 5
 
 
 def makespan(schedule: Schedule, times: Durations) -> float:

@@ -36,10 +36,5 @@ def test_exact_methods(method: str) -> None:
     assert all(row.forward == row.backward == (row.minibatch, 0) for row in rows)
 
 
-def test_backward_of_features_replay_is_current() -> None:
-    rows = audit(make_schedule("fr", stages=4, minibatches=9))
-    assert all(row.backward.version == row.applied_at for row in rows)
-
-
 def test_evaluation_updates_nothing() -> None:
     assert audit(forward_only(3, 4)) == ()

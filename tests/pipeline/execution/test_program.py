@@ -8,9 +8,9 @@ from itertools import product
 
 import pytest
 
-from hybridnn.pipeline.execution.program import StageProgram, make_program
 from hybridnn.pipeline.schedules.instructions import Instruction, Update
 from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
+from hybridnn.pipeline.schedules.program import StageProgram, make_program
 from hybridnn.pipeline.schedules.schedule import Schedule
 
 LONG = 101

@@ -9,7 +9,6 @@ import pytest
 
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.schedules.instructions import (
-    ALL_MICROBATCHES,
     COMPUTATIONS,
     Forward,
     ReceiveActivations,
@@ -48,12 +47,10 @@ def test_warm_up(method: str) -> None:
             assert letters == "F" * warm_up + "FB" * (count - warm_up) + "B" * warm_up
 
 
-def test_gpipe_and_sequential() -> None:
+def test_gpipe() -> None:
     for stages in (1, 2, 5):
         schedule = make_schedule("gpipe", stages=stages, minibatches=1, microbatches=3)
         assert all(compute(schedule, k) == ["F0", "F1", "F2", "B0", "B1", "B2"] for k in range(stages))
-        schedule = make_schedule("sequential", stages=stages, minibatches=2)
-        assert all(compute(schedule, k) == ["F0", "B0", "F1", "B1"] for k in range(stages))
 
 
 def test_zero_bubble_by_hand() -> None:
@@ -75,25 +72,6 @@ def test_interleaved_by_hand() -> None:
         "f0a f1a f0b f1b f2a b0b f3a b1b f2b b0a f3b b1a b2b b3b b2a b3a",
         "f0a f1a f0b b0b f1b b1b f2a b0a f3a b1a f2b b2b f3b b3b b2a b3a",
     ]
-
-
-@pytest.mark.parametrize("method", ["gpipe", "1f1b", "interleaved"])
-def test_merged_weight_gradients(method: str) -> None:
-    """Every backward pass is split, and each chunk has one product after its last input gradient."""
-    chunks = 2 if method == "interleaved" else 1
-    size: dict[str, Any] = {"stages": 2, "minibatches": 2, "microbatches": 4, "chunks": chunks}
-    merged, plain = make_schedule(method, **size, weight_grad="merged"), make_schedule(method, **size)
-    for stage in range(2):
-        for t in range(2):
-            of_t = [i for i in merged.orders[stage] if i.minibatch == t]
-            names = [i.name for i in of_t]
-            products = [i for i in of_t if i.name == "weight gradient"]
-            assert sorted((i.microbatch, i.chunk) for i in products) == [(ALL_MICROBATCHES, c) for c in range(chunks)]
-            last_input = len(names) - 1 - names[::-1].index("input gradient")
-            assert last_input < names.index("weight gradient") < names.index("reduce gradients")
-        split = [one.replace("B", "I") for one in compute(plain, stage)]
-        assert [one for one in compute(merged, stage) if one[0] != "W"] == split
-    assert merged.activation_bound == (4 * chunks, 4 * chunks)
 
 
 def test_merged_is_plain_with_one_microbatch() -> None:
@@ -188,21 +166,6 @@ def test_loads_and_sends_are_next_to_their_pass(method: str) -> None:
                 assert (before.minibatch, before.microbatch, before.chunk) == part
             if i.name == "load":
                 assert order[position + 1] == Forward(*part)
-
-
-def test_forward_only() -> None:
-    """Each part once; loads at the first virtual stage and at the last; version 0 everywhere."""
-    names = {"load", "forward", "send activations", "receive activations"}
-    for stages, minibatches, chunks in product((1, 2, 3, 5), (1, 2, 3, 7), (1, 2, 3)):
-        schedule = forward_only(stages, minibatches, chunks)
-        everything = [(i, k) for k, order in enumerate(schedule.orders) for i in order]
-        forwards = {(k, i.minibatch, i.chunk) for i, k in everything if i.name == "forward"}
-        assert len(forwards) == stages * minibatches * schedule.chunks
-        homes = {(0, 0), (stages - 1, schedule.chunks - 1)}
-        loads = [(i.minibatch, k, i.chunk) for i, k in everything if i.name == "load"]
-        assert sorted(loads) == sorted((t, *home) for home in homes for t in range(minibatches))
-        assert {i.name for i, _ in everything} <= names
-        assert {schedule.weights_read(k, i) for i, k in everything if i.name == "forward"} == {(0, 0)}
 
 
 def test_options_that_change_no_order() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hybridnn.pipeline.schedules.instructions import ALL_MICROBATCHES
-from hybridnn.pipeline.schedules.memory_plan import MemoryPlan, plan_memory
 from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
+from hybridnn.pipeline.schedules.program import MemoryPlan, plan_memory
 from hybridnn.pipeline.schedules.schedule import Schedule
 from reference.schedules import forms, small
 
@@ -37,15 +37,6 @@ def test_live_activations_of_exact_methods(m: int) -> None:
         assert max(found["zb-h1"]) <= stages
 
 
-def test_live_activations_of_interleaved() -> None:
-    """One more than the warm-up; the buffers of all chunks together are as many or a few more."""
-    for stages, chunks in product((2, 3, 5), (2, 3)):
-        m = 2 * stages
-        for k, plan in enumerate(plans(small("interleaved", stages, 1, chunks))):
-            assert plan.peak_live_activations == min(2 * (stages - 1 - k) + (chunks - 1) * stages + 1, m * chunks)
-            assert plan.peak_live_activations <= sum(plan.activations) <= m * chunks
-
-
 @pytest.mark.parametrize("method", ["sequential", "ddg", "pipedream", "fr"])
 def test_memory_of_kang_table_1(method: str) -> None:
     """1 minibatch; K - k + 1 at device k, from 1, with ddg and pipedream; only the inputs with fr."""
@@ -63,18 +54,6 @@ def test_memory_of_kang_table_1(method: str) -> None:
             assert versions == [stages - k for k in range(stages)]
         else:
             assert all(count <= stages - k for k, count in enumerate(versions))
-
-
-def test_vertical_sync_keeps_versions_at_every_stage() -> None:
-    found = plans(make_schedule("pipedream-vsync", stages=4, minibatches=9))
-    assert [plan.peak_weight_versions for plan in found] == [4, 4, 4, 4]
-
-
-@pytest.mark.parametrize("method", ["vanilla", "spectrain", "pipemare"])
-def test_no_stash(method: str) -> None:
-    found = plans(make_schedule(method, stages=4, minibatches=9))
-    assert [plan.peak_weight_versions for plan in found] == [1, 1, 1, 1]
-    assert [plan.peak_live_activations for plan in found] == [4, 3, 2, 1]
 
 
 def test_merged_weight_gradients_keep_everything() -> None:

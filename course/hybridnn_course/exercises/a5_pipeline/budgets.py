@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from hybridnn.drawing.timelines import ScheduleTimeline
 from hybridnn.pipeline.checks.simulated_schedule import Durations
-from hybridnn.pipeline.schedules.computation_orders import ScheduleSize
-from hybridnn.pipeline.schedules.schedule import ScheduleError
+from hybridnn.pipeline.schedules.schedule import ScheduleError, ScheduleSize
 from hybridnn_course.answers import MEASURED, Answer, Values
 from hybridnn_course.assignment import Bound, Case, Function, Variant
 from hybridnn_course.exercises.a5_pipeline.calls import size_of, texts_of

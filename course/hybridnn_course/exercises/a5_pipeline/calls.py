@@ -6,9 +6,9 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from hybridnn.pipeline.schedules.computation_orders import ScheduleSize
 from hybridnn.pipeline.schedules.instructions import Forward, InputGradient, Instruction, WeightGradient
 from hybridnn.pipeline.schedules.methods import METHODS
+from hybridnn.pipeline.schedules.schedule import ScheduleSize
 from hybridnn_course.answers import MEASURED, Values
 from hybridnn_course.assignment import Function, Variant
 from hybridnn_course.exercises.a5_pipeline.notation import LETTERS, checked_rules, to_order, to_text

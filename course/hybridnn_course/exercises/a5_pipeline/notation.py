@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from hybridnn.pipeline.checks.lint import lint
 from hybridnn.pipeline.checks.simulated_schedule import Durations, Timeline, simulate
-from hybridnn.pipeline.schedules.computation_orders import ScheduleSize
+from hybridnn.pipeline.schedules.compiled_schedule import place_messages
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
     Backward,
@@ -21,8 +21,7 @@ from hybridnn.pipeline.schedules.instructions import (
     Update,
     WeightGradient,
 )
-from hybridnn.pipeline.schedules.message_placement import place_messages
-from hybridnn.pipeline.schedules.schedule import Schedule, ScheduleError, with_loads
+from hybridnn.pipeline.schedules.schedule import Schedule, ScheduleError, ScheduleSize, with_loads
 from hybridnn.pipeline.schedules.weight_policies import EXACT
 
 LETTERS: dict[type[Instruction], str] = {

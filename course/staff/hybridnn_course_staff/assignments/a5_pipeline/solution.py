@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hybridnn.pipeline.schedules.computation_orders import ScheduleSize
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
     Backward,
@@ -15,6 +14,7 @@ from hybridnn.pipeline.schedules.instructions import (
     Update,
     WeightGradient,
 )
+from hybridnn.pipeline.schedules.schedule import ScheduleSize
 from hybridnn_course.assignment import Variant
 from hybridnn_course.exercises.a5_pipeline.calls import most_in_flight
 
