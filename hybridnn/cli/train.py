@@ -30,7 +30,7 @@ from hybridnn.errors import SettingError, one_line
 
 with paused_collector():
     from hybridnn.config.settings import Settings, load_settings
-    from hybridnn.data.table_options import Categories, Missing
+    from hybridnn.data.table_file import Categories, Missing
     from hybridnn.nn.optimizer_names import OPTIMIZERS
     from hybridnn.training.config import OPTIONS
     from hybridnn.utils.settings_models import by_dotted_name

@@ -72,7 +72,7 @@ def evaluate(
     """Evaluate the weights of a run, on its own data or others; several ranks as for train."""
     require_one_way(ranks, in_process)
     start_ranks(ranks)
-    from hybridnn.data.table_options import column_names
+    from hybridnn.data.table_file import column_names
     from hybridnn.runs.inference import evaluate_run
     from hybridnn.runs.trained_run import open_run
 
@@ -118,7 +118,7 @@ def predict(
     require_one_way(ranks, in_process)
     start_ranks(ranks)
     from hybridnn.comm.agreement import agree
-    from hybridnn.data.table_options import column_names
+    from hybridnn.data.table_file import column_names
     from hybridnn.runs.inference import predict_file
     from hybridnn.runs.trained_run import open_run
     from hybridnn.utils.files import write_atomically

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .preparation import StandardizedRows, Standardizer, count_split, split, split_dataset, split_indices
     from .synthetic import SyntheticRows, SyntheticSpec
     from .table_encoding import TableEncoding
-    from .table_options import TableOptions
+    from .table_file import TableOptions
     from .user_file import load_file, load_frame
 
 __all__ = [
@@ -54,7 +54,7 @@ _HOME = {
     "StandardizedRows Standardizer count_split split split_dataset split_indices": "preparation",
     "SyntheticRows SyntheticSpec": "synthetic",
     "TableEncoding": "table_encoding",
-    "TableOptions": "table_options",
+    "TableOptions": "table_file",
     "load_file load_frame": "user_file",
 }
 """Modules of the names that a training on arrays does not need."""

@@ -28,8 +28,7 @@ from hybridnn.data import (
 )
 from hybridnn.data.loaders import npz_samples
 from hybridnn.data.rows import as_rows
-from hybridnn.data.table_file import Table, read_table
-from hybridnn.data.table_options import TableOptions, require_columns
+from hybridnn.data.table_file import Table, TableOptions, read_table, require_columns
 from hybridnn.data.user_file import SUFFIXES, TABLES, has_table, read_like
 from hybridnn.errors import DataError, SettingError
 from hybridnn.nn.parameters import parameter_shapes
@@ -281,7 +280,7 @@ def _samples_from_table(
     path: Path, targets: Sequence[str], encoding: TableEncoding | None, options: TableOptions
 ) -> InputSamples:
     table = read_like(path, encoding) if encoding else read_table(path, options)
-    names, left_out = list(table.frame.columns), {*targets, ", ".join(targets), ",".join(targets)}
+    names, left_out = list(table.frame.columns), {*targets}
     if encoding is None:
         inputs = tuple(name for name in names if name not in left_out.union(options.drop_columns))
         encoding = TableEncoding(inputs, options=table.options)

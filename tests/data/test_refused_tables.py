@@ -10,7 +10,7 @@ import pytest
 
 from hybridnn.config.settings import load_settings
 from hybridnn.data import TableOptions, load_file
-from hybridnn.data.table_problems import options_text, settings_of
+from hybridnn.data.table_fitting import settings_of
 from hybridnn.errors import DataError, HybridnnError, SettingError
 from hybridnn.runs.table_check import check_table
 from reference.own_tables import rows, table
@@ -214,7 +214,6 @@ def test_all_problems_are_named_at_once_with_settings_that_solve_them(tmp_path: 
     assert [(line.missing, line.different) for line in found.columns[:3]] == [(0, 40), (0, 2), (20, 1)]
     solved = settings_of(found.problems)
     assert solved == {"drop_columns": ["id"], "categories": "one-hot", "missing": "mean"}
-    assert options_text(solved) == "--set data.drop_columns=id --set data.categories=one-hot --set data.missing=mean"
     data = load_file(path, "y", options=TableOptions(**solved))  # type: ignore[arg-type]
     assert (data.inputs, data.features) == (("city", "age", "since"), 4)
 
