@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Kind = Literal["number", "truth", "date", "text"]
 ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)?)?")
+NUMBER = re.compile(r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|infinity)", re.I | re.A)
 ISO = "ISO8601"  # for pandas, the form of such dates
 WIDE = 1000  # columns from which pandas selects columns more slowly than NumPy
 CELLS_SHOWN = 5  # texts of odd cells in a message
@@ -138,21 +138,12 @@ def _decided(name: str, texts: Sequence[str], csv: Csv, kind: Kind | None) -> tu
     return "text", numbers
 
 
-@lru_cache(maxsize=64)
-def number_pattern(decimal: str, thousands: str) -> re.Pattern[str]:
-    """What a number looks like; the sign may be Unicode's minus, and groups have three digits, or two as in India."""
-    point, group = re.escape(decimal), "[ \u00a0\u202f]" if thousands == " " else re.escape(thousands)
-    groups = rf"[1-9]\d{{0,2}}(?:{group}\d{{3}})+|[1-9]\d?(?:{group}\d\d)+{group}\d{{3}}|" if thousands else ""
-    plain = rf"(?:(?:{groups}\d+)(?:{point}\d*)?|{point}\d+)(?:e[+-]?\d+)?"
-    return re.compile(rf"[+\-\u2212]?(?:{plain}|inf|infinity)", re.I | re.A)
-
-
 def numbers_of(texts: Sequence[str], csv: Csv) -> Floats:
-    """The number of each text, NaN for other text."""
-    decimal, thousands = csv.get("decimal", "."), csv.get("thousands", "")
-    pattern, groups = number_pattern(decimal, thousands), " \u00a0\u202f" if thousands == " " else thousands
-    plain = str.maketrans({**dict.fromkeys(groups, ""), decimal: ".", "\u2212": "-"})
-    return np.array([float(text.translate(plain)) if pattern.fullmatch(text) else np.nan for text in texts], np.float64)
+    """The number of each text, NaN for other text; as by pandas, but the minus may be Unicode's, and spaces wide."""
+    groups = csv.get("thousands", "").replace(" ", " \u00a0\u202f")
+    plain = str.maketrans({".": "?", **dict.fromkeys(groups, ""), csv.get("decimal", "."): ".", "\u2212": "-"})
+    cells = [text.translate(plain) for text in texts]
+    return np.array([float(cell) if NUMBER.fullmatch(cell) else np.nan for cell in cells], np.float64)
 
 
 def label_text(text: str, csv: Csv) -> str:
@@ -287,12 +278,8 @@ class TableEncoding:
     ) -> TableEncoding:
         """This encoding with the means of the inputs, if it replaces missing values by them.
 
+        They are those of the samples whose indices `training` returns for the number of samples; by default of all.
         Raises `DataError` if a column has no value at all.
-
-        Parameters
-        ----------
-        training : callable, optional
-            Takes the number of samples and returns the indices of those that means are taken of; by default all.
         """
         if self.options.missing != "mean":
             return self

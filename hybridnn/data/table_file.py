@@ -162,11 +162,6 @@ def as_names(names: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(unicodedata.normalize("NFC", name) for name in ((names,) if isinstance(names, str) else names))
 
 
-def column_names(text: str | None) -> tuple[str, ...]:
-    """The names in a text that separates them by commas."""
-    return as_names([name.strip() for name in (text or "").split(",") if name.strip()])
-
-
 def require_names(called: str, names: Sequence[str], hint: str = "") -> None:
     """Raise DataError for columns without a name, or with equal names."""
     if "" in names:
@@ -200,15 +195,20 @@ class Table(NamedTuple):
 
 
 def read_table(
-    path: Path, options: TableOptions, texts: Collection[str] = (), like: TableEncoding | None = None
+    path: Path, options: TableOptions, targets: Collection[str] = (), like: TableEncoding | None = None
 ) -> Table:
-    """Read a file of text or a ``.parquet`` file; the cells of the columns `texts` are text.
+    """Read a file of text or a ``.parquet`` file as the table of the encoding `like`, whose targets may be absent.
 
-    The separator is the usual one that divides the first lines into equal numbers of cells, or by which most inputs of
-    the encoding `like` are found. A file beside that of the training may be in UTF-8 all the same.
+    Columns that are not known to hold numbers are read as text, and so are targets. The separator is the usual one that
+    divides the first lines into equal numbers of cells, or by which most inputs of the encoding are found. A file
+    beside that of the training may be in UTF-8 all the same.
 
     Raises `DataError`: the file cannot be read, is no table, or its columns have no names or equal ones.
     """
+    options = like.options if like else options
+    texts = {*targets, *options.text_columns, *options.csv.get("parse_dates", ())}
+    if like:
+        texts = {*like.categories, *like.kinds, *((*like.targets, *targets) if like.classes else ())}
     called, given = shown_path(path), options.csv.get("encoding", "utf-8")
     try:
         with open_regular(path) as file:

@@ -22,19 +22,18 @@ from .table_encoding import (
     TableEncoding,
     label_text,
     number_block,
-    numbers_of,
     read_columns,
     with_date_formats,
 )
-from .table_file import Csv, Table, TableOptions, require_columns
+from .table_file import Table, TableOptions, require_columns
 
 MOST_LABELS, ROWS_PER_LABEL = 20, 2  # whole numbers are labels up to so many, with on average so many rows each
 MOST_CATEGORIES = 1_000  # values of one column that become inputs
 FEW_ROWS = 20  # in a table of fewer rows, all texts may differ and be categories or labels
 SEVERAL_ROWS = 5  # in more rows, the texts of a category do not all differ
-FORMS = ([".", ","], [",", "."], [".", " "], [",", " "], [".", "'"], [",", "'"])
-"""How numbers are written: the separators of decimals and of thousands."""
 SEPARATED = re.compile(r"\d([.,' \u00a0\u202f])\d")
+WRITTEN = re.compile(r"[+\-\u2212]?(\d{1,3}([.,' \u00a0\u202f])(\d{2,3}\2)*\d{3}((?!\2)[.,]\d*)?|\d+([.,]\d*)?)")
+"""Numbers in any form: with separators of thousands, of decimals, or of both."""
 GROUPED = re.compile(r"[+-]?(0|[1-9]\d{0,2}(\.\d{3})*)")
 SIGNED = re.compile(r"[^\w<>\u2264\u2265]+\d[\d.,' \u00a0\u202f]*\W*|\d[\d.,' \u00a0\u202f]*[^\w+]+")
 PLACEHOLDER = re.compile(
@@ -124,11 +123,11 @@ def examine(
     for name, missing, is_text in gaps:
         is_target = name in targets
         is_left_out = "drop" in (options.missing, options.missing_targets if is_target else "")
-        words = _words_for_missing(table, name, missing) if is_text else []
+        gap = _gap(table, name, missing, is_text=is_text, is_target=is_target)
         if missing.all() or not (is_left_out or (options.missing == "mean" and not is_target)):
-            problems.append(_gap(name, missing, words, is_target=is_target))
-        elif is_target and words:
-            notes.append(f"{counted(int(missing.sum()), 'row')} without {name} are left out; {_kept_words(words)}")
+            problems.append(gap)
+        elif is_target and not gap.settings:
+            notes.append(f"{gap.text} are left out; {gap.advice.partition('; ')[0]}")
     classes, wrong = _fit_classes(outputs, dtypes[targets[0]], task, options) if targets else ((), [])
     first = str(frame.columns[0])
     may_be_id = dtypes[first] in "iu" if first in columns else first not in targets
@@ -157,31 +156,23 @@ def _in_order(texts: Iterable[str]) -> tuple[str, ...]:
 # -- missing values ----------------------------------------------------------------------------------------------------
 
 
-def _words_for_missing(table: Table, name: str, missing: NDArray[np.bool_]) -> list[str]:
-    """Words such as NA, which pandas takes for missing values, and which may be values of a text."""
-    csv = table.options.csv
-    if table.raw is None or not csv.get("keep_default_na", True):
-        return []
-    cells = dict.fromkeys(cell.strip() for cell in table.raw([name])[name].to_numpy(object)[missing])
-    return [repr(word) for word in cells if word and word not in csv.get("na_values", ())]
-
-
-def _kept_words(words: Sequence[str]) -> str:
-    how = 'set data.csv.keep_default_na = false, and data.csv.na_values = "" for empty cells'
-    return f"to read {column_list(words)} as text, {how}"
-
-
-def _gap(name: str, missing: NDArray[np.bool_], words: Sequence[str], *, is_target: bool) -> Problem:
-    """The problem of missing values."""
+def _gap(table: Table, name: str, missing: NDArray[np.bool_], *, is_text: bool, is_target: bool) -> Problem:
+    """The problem of missing values; words such as NA, which pandas takes for them, may be values of a text."""
+    csv, kept, words = table.options.csv, "", list[str]()
+    if is_text and table.raw and csv.get("keep_default_na", True):
+        cells = dict.fromkeys(cell.strip() for cell in table.raw([name])[name].to_numpy(object)[missing])
+        words = [repr(word) for word in cells if word and word not in csv.get("na_values", ())]
+    if words:
+        kept = f"if {column_list(words)} {'is a value' if len(words) == 1 else 'are values'}, set "
+        kept += 'data.csv.keep_default_na = false, and data.csv.na_values = "" for empty cells; else '
     rows = ", ".join([counted(int(missing.sum()), "row"), *words, f"first in row {int(missing.argmax()) + 1:,}"])
-    kept = f"; {_kept_words(words)}" if words else ""
     if is_target:
         settings: dict[str, Value] = {} if words else {"missing_targets": "drop"}
-        return Problem(f"missing values in the target {name} ({rows})", TARGET_ADVICE + kept, settings)
+        return Problem(f"missing values in the target {name} ({rows})", kept + TARGET_ADVICE, settings)
     if missing.all():
         return Problem(f"{name} is empty", DROP_ADVICE, {"drop_columns": [name]}, name)
-    how = f'set data.missing to "drop" to leave out these rows or to "mean" to fill in means, or {DROP_ADVICE}{kept}'
-    return Problem(f"missing values in {name} ({rows})", how, {"missing": "mean"}, name)
+    how = f'set data.missing to "drop" to leave out these rows or to "mean" to fill in means, or {DROP_ADVICE}'
+    return Problem(f"missing values in {name} ({rows})", kept + how, {"missing": "mean"}, name)
 
 
 # -- numbers that are written otherwise --------------------------------------------------------------------------------
@@ -194,12 +185,11 @@ def _two_readings(name: str, cell: str, sign: str) -> Problem:
     return Problem(f"{name}: {cell!r} may be read in two ways", how)
 
 
-def _other_form(column: Column, csv: Csv) -> Problem | None:
+def _other_form(column: Column) -> Problem | None:
     """The problem of a column of text that holds numbers with separators of decimals or of thousands."""
     found = next(filter(None, map(SEPARATED.search, column.texts)), None)
-    forms = [csv, *({"decimal": decimal, "thousands": thousands} for decimal, thousands in FORMS)]
-    is_read, *others = (10 * np.isnan(numbers_of(column.texts, form)).sum() < len(column.texts) for form in forms)
-    if found is None or is_read or not any(others):
+    written = sum(map(bool, map(WRITTEN.fullmatch, column.texts)))
+    if found is None or 10 * written < 9 * len(column.texts) or 10 * len(column.odd()) < len(column.texts):
         return None
     return _two_readings(column.name, found.string, " " if found[1].isspace() else found[1])
 
@@ -241,10 +231,8 @@ def _input_problem(column: Column, options: TableOptions) -> Problem | None:
     is_stated = name in options.text_columns
     if column.kind != "text":
         return _not_numbers(column) if column.odd() else None
-    if not is_stated and (problem := _other_form(column, options.csv)):
-        return problem
-    if not is_stated and (_is_mostly_numbers(column) or _are_signed(column.texts)):
-        return _not_numbers(column)
+    if not is_stated and _holds_numbers(column):
+        return _other_form(column) or _not_numbers(column)
     shown = f"text in {name} ({column.shown(texts[:1])}"
     is_unlikely = (rows >= FEW_ROWS and len(texts) > rows // 2) or len(texts) == rows > SEVERAL_ROWS
     if len(texts) > MOST_CATEGORIES or (not is_stated and is_unlikely):
@@ -257,10 +245,14 @@ def _input_problem(column: Column, options: TableOptions) -> Problem | None:
     return Problem(f"{shown})", how, {"categories": "one-hot"}, name)
 
 
-def _is_mostly_numbers(column: Column) -> bool:
-    """Whether a column of text is one of numbers but for less than half of its cells; leading zeros are of codes."""
+def _holds_numbers(column: Column) -> bool:
+    """Whether a column of text is one of numbers, in any form, with signs, or but for less than half of its cells.
+
+    Leading zeros are of codes.
+    """
     is_code = any(re.match(r"0\d", text) for text in column.texts)
-    return not is_code and 2 * len(column.rows(column.odd())) < int((column.codes >= 0).sum())
+    is_mostly_numbers = 2 * len(column.rows(column.odd())) < int((column.codes >= 0).sum())
+    return (is_mostly_numbers and not is_code) or _are_signed(column.texts) or _other_form(column) is not None
 
 
 def _are_signed(texts: Sequence[str]) -> bool:
@@ -298,7 +290,7 @@ def _fit_classes(
     """
     column, csv = targets[0], options.csv
     if task == "regression" or (task is None and len(targets) > 1):
-        wrong = [_other_form(one, csv) or _not_numbers(one, is_target=True) for one in targets if one.odd()]
+        wrong = [_other_form(one) or _not_numbers(one, is_target=True) for one in targets if one.odd()]
         return (), [problem._replace(text=f"regression needs numbers as targets; {problem.text}") for problem in wrong]
     if len(targets) > 1:
         return (), [Problem(f"classification needs one target column, not {len(targets)}", "name one in data.targets")]
@@ -318,9 +310,7 @@ def _fit_classes(
 def _label_problem(column: Column, classes: int, task: Task | None, options: TableOptions) -> Problem | None:
     """Why a column cannot hold labels."""
     name, rows, numbers = f"column {column.name!r}", int((column.codes >= 0).sum()), column.numbers
-    numbers = numbers[~np.isnan(numbers)]
-    are_whole = (numbers == np.rint(numbers)).all()
-    if column.kind == "number" and not are_whole:
+    if column.kind == "number" and (numbers != np.rint(numbers)).any():
         return Problem(f"{name} holds {numbers[numbers != np.rint(numbers)][0]:g}", "classification needs labels")
     if task is not None or column.name in options.text_columns:
         return None
@@ -331,12 +321,9 @@ def _label_problem(column: Column, classes: int, task: Task | None, options: Tab
         likely = "cross_entropy" if is_count and (classes <= MOST_LABELS or rows >= 10 * classes) else "mse"
         how = "set model.loss to mse for regression, or to cross_entropy if these are labels"
         return Problem(f"{name} has {classes:,} different whole numbers in {rows:,} rows", how, {"model.loss": likely})
-    if column.kind == "text" and (problem := _other_form(column, options.csv)):
-        return problem
-    if column.kind == "text" and (_is_mostly_numbers(column) or _are_signed(column.texts)):
-        problem = _not_numbers(column, is_target=True)
-        how = "; set model.loss to mse for regression" if are_whole else ""
-        return problem._replace(advice=problem.advice + how)
+    if column.kind == "text" and _holds_numbers(column):
+        problem = _other_form(column) or _not_numbers(column, is_target=True)
+        return problem._replace(advice=f"{problem.advice}; set model.loss to mse for regression")
     if rows >= FEW_ROWS and classes > rows // 2:
         how = "a class needs several rows; name another column, or set model.loss to cross_entropy if these are labels"
         return Problem(f"{name} has {classes:,} different texts in {rows:,} rows", how)

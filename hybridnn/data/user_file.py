@@ -86,7 +86,7 @@ def read_file(
         if not named[0]:
             how = "a table needs the names of its target columns, as in --targets price"
             raise SettingError("data.targets", [], how)
-        table = read_like(path, encoding, named[0]) if encoding else read_for_training(path, options, named[0])
+        table = read_table(path, options, named[0], encoding)
         return _dataset_from_table(table, path.name, shown_path(path), *named, task, encoding, training)
     given = dict(zip(("targets", "inputs"), map(list, named), strict=True)) | vars(options)
     for key, value in given.items():
@@ -135,17 +135,6 @@ def has_table(path: Path, setting: str, called: str) -> bool:
     except OSError as error:
         raise DataError(f"{called}: cannot be read: {error.strerror}") from error
     return path.suffix.lower() in TABLES
-
-
-def read_for_training(path: Path, options: TableOptions, targets: Sequence[str]) -> Table:
-    """Read a table of which nothing is known; targets, columns of text and dates are read as text."""
-    return read_table(path, options, {*targets, *options.text_columns, *options.csv.get("parse_dates", ())})
-
-
-def read_like(path: Path, encoding: TableEncoding, targets: Sequence[str] = ()) -> Table:
-    """Read a table as the one of the training, whose targets may be absent; all columns but numbers as text."""
-    labels = {*encoding.targets, *targets} if encoding.classes else set()
-    return read_table(path, encoding.options, {*encoding.categories, *encoding.kinds, *labels}, encoding)
 
 
 def _dataset_from_table(

@@ -29,7 +29,7 @@ from hybridnn.data import (
 from hybridnn.data.loaders import npz_samples
 from hybridnn.data.rows import as_rows
 from hybridnn.data.table_file import Table, TableOptions, read_table, require_columns
-from hybridnn.data.user_file import SUFFIXES, TABLES, has_table, read_like
+from hybridnn.data.user_file import SUFFIXES, TABLES, has_table
 from hybridnn.errors import DataError, SettingError
 from hybridnn.nn.parameters import parameter_shapes
 from hybridnn.parallel.grid import ProcessGrid
@@ -279,7 +279,7 @@ def load_samples(
 def _samples_from_table(
     path: Path, targets: Sequence[str], encoding: TableEncoding | None, options: TableOptions
 ) -> InputSamples:
-    table = read_like(path, encoding) if encoding else read_table(path, options)
+    table = read_table(path, options, like=encoding)
     names, left_out = list(table.frame.columns), {*targets}
     if encoding is None:
         inputs = tuple(name for name in names if name not in left_out.union(options.drop_columns))

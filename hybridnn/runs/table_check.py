@@ -10,9 +10,9 @@ import numpy as np
 
 from hybridnn.data.rows import Task
 from hybridnn.data.table_encoding import number_block, read_columns
-from hybridnn.data.table_file import Table, TableOptions, as_names
+from hybridnn.data.table_file import Table, TableOptions, as_names, read_table
 from hybridnn.data.table_fitting import Examination, Problem, examine
-from hybridnn.data.user_file import choose_columns, read_for_training, task_reason
+from hybridnn.data.user_file import choose_columns, task_reason
 from hybridnn.utils.text import printable, shown_path
 
 
@@ -48,7 +48,7 @@ def check_table(
     options: TableOptions | None = None,
 ) -> TableCheck:
     """Examine a table; without targets, all columns are inputs. Parameters and errors as for `load_file`."""
-    table, called = read_for_training(path, options or TableOptions(), as_names(targets)), shown_path(path)
+    table, called = read_table(path, options or TableOptions(), as_names(targets)), shown_path(path)
     frame, dropped = table.frame, table.options.drop_columns
     names = as_names(targets)
     columns = choose_columns(frame, called, names, as_names(inputs), dropped)
