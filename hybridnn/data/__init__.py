@@ -10,7 +10,7 @@ from .rows import ArrayRows, Rows, SubsetRows, Task, as_rows
 if TYPE_CHECKING:
     from .dataset import Dataset, DatasetInfo, RemoteFile
     from .download import fetch, is_fetched, locate
-    from .load import catalogue, dataset_info, describe_dataset, load_dataset
+    from .loaders import catalogue, dataset_info, describe_dataset, load_dataset
     from .preparation import StandardizedRows, Standardizer, count_split, split, split_dataset, split_indices
     from .synthetic import SyntheticRows, SyntheticSpec
     from .table_encoding import TableEncoding
@@ -50,7 +50,7 @@ __all__ = [
 _HOME = {
     "Dataset DatasetInfo RemoteFile": "dataset",
     "fetch is_fetched locate": "download",
-    "catalogue dataset_info describe_dataset load_dataset": "load",
+    "catalogue dataset_info describe_dataset load_dataset": "loaders",
     "StandardizedRows Standardizer count_split split split_dataset split_indices": "preparation",
     "SyntheticRows SyntheticSpec": "synthetic",
     "TableEncoding": "table_encoding",

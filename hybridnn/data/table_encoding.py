@@ -124,18 +124,15 @@ def _cell_text(cell: object) -> str:
 
 def _decided(name: str, texts: Sequence[str], csv: Csv, kind: Kind | None) -> tuple[Kind, Floats]:
     """What texts are, unless `kind` states it, and the number of each, NaN where it has none."""
-    numbers = numbers_of(texts, csv)
-    readers: dict[Kind, Callable[[], Floats]] = {
-        "number": lambda: numbers,
-        "truth": lambda: _truths_of(texts, csv),
-        "date": lambda: _days_of(name, texts, csv),
+    readings: dict[Kind, Floats] = {
+        "number": numbers_of(texts, csv),
+        "truth": _truths_of(texts, csv),
+        "date": _days_of(name, texts, csv),
     }
-    for other, read in readers.items():
-        if kind in (None, other):
-            found = read()
-            if kind or (texts and not np.isnan(found).any()):
-                return other, found
-    return "text", numbers
+    for other, numbers in readings.items():
+        if kind == other or (kind is None and texts and not np.isnan(numbers).any()):
+            return other, numbers
+    return "text", readings["number"]
 
 
 def numbers_of(texts: Sequence[str], csv: Csv) -> Floats:
@@ -177,14 +174,11 @@ def with_date_formats(table: DataFrame, csv: Csv) -> Csv:
 
     given, forms = csv.get("date_format", {}), dict[str, str]()
     for name in csv.get("parse_dates", ()) if isinstance(given, Mapping) else ():
+        first = next(iter(table[name].dropna().astype(str).str.strip()), "")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a month above 12 beside `dayfirst`
-            cells = [str(cell).strip() for cell in table[name].dropna()[:WIDE]]
-            found = (
-                ISO_DATE.fullmatch(cell) or guess_datetime_format(cell, csv.get("dayfirst", False)) for cell in cells
-            )
-            form = next(filter(None, found), ISO)
-            forms[name] = form if isinstance(form, str) else ISO
+            guess = guess_datetime_format(first, csv.get("dayfirst", False))
+        forms[name] = guess if guess and not ISO_DATE.fullmatch(first) else ISO
     return {**csv, "date_format": {**forms, **given}} if forms else csv
 
 

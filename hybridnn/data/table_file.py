@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_type_hints
 
 from hybridnn.errors import DataError, SettingError, one_line
-from hybridnn.utils.checks import nearest, require_choice, require_whole, with_advice
+from hybridnn.utils.checks import nearest, require_choice, require_type, require_whole, with_advice
 from hybridnn.utils.files import memory_bytes, open_regular
 from hybridnn.utils.text import NAMES_SHOWN, alike, column_list, printable, shown_path
 
@@ -97,7 +97,9 @@ def _checked(key: str, value: Any) -> Any:
     if key == "header" and value in (None, "None"):
         return "None"  # which TOML can hold
     if key in ("header", "skiprows"):
-        return require_whole(name, value, 0, MOST_SKIPPED)
+        return require_whole(name, value, 0, MOST_SKIPPED, "must be a whole number, 0 or more")
+    if key in ("keep_default_na", "dayfirst"):
+        return require_type(name, value, bool)
     if key == "sep" and value != r"\s+" and len(str(value)) != 1:
         raise SettingError(name, value, r"must be one character, or '\s+' for any number of spaces")
     if key in LISTS and not isinstance(value, Mapping):

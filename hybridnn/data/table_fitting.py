@@ -36,6 +36,7 @@ WRITTEN = re.compile(r"[+\-\u2212]?(\d{1,3}([.,' \u00a0\u202f])(\d{2,3}\2)*\d{3}
 """Numbers in any form: with separators of thousands, of decimals, or of both."""
 GROUPED = re.compile(r"[+-]?(0|[1-9]\d{0,2}(\.\d{3})*)")
 SIGNED = re.compile(r"[^\w<>\u2264\u2265]+\d[\d.,' \u00a0\u202f]*\W*|\d[\d.,' \u00a0\u202f]*[^\w+]+")
+ANY_DATE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}.*|\d{1,2}[. -]?[A-Za-z]{3,9}[. -]?\d{2,4}")
 PLACEHOLDER = re.compile(
     r"\W+|n\W?[adv]\W?|nan|null|none|nil|missing|unknown|k\. ?a\.|[+-]?inf(inity)?|#[A-Z/0]+[!?]|[09]{4}-.*", re.I
 )
@@ -233,11 +234,14 @@ def _input_problem(column: Column, options: TableOptions) -> Problem | None:
         return _not_numbers(column) if column.odd() else None
     if not is_stated and _holds_numbers(column):
         return _other_form(column) or _not_numbers(column)
-    shown = f"text in {name} ({column.shown(texts[:1])}"
+    shown = f"text in {name} ({column.shown((column.odd() or texts)[:1])}"
+    if not is_stated and all(map(ANY_DATE.fullmatch, texts)) and texts:
+        how = "read dates with data.csv.parse_dates, and data.csv.dayfirst where the day is first"
+        return Problem(f"{shown})", f"{how}; or {DROP_ADVICE}", {"drop_columns": [name]}, name)
     is_unlikely = (rows >= FEW_ROWS and len(texts) > rows // 2) or len(texts) == rows > SEVERAL_ROWS
     if len(texts) > MOST_CATEGORIES or (not is_stated and is_unlikely):
         shown += f", {len(texts):,} different values in {rows:,} rows)"
-        how = "" if is_stated else "; read dates with data.csv.parse_dates, and categories with data.text_columns"
+        how = "" if is_stated else ", or add it to data.text_columns to make an input of each value"
         return Problem(shown, DROP_ADVICE + how, {"drop_columns": [name]}, name)
     if options.categories == "one-hot" or not texts:
         return None

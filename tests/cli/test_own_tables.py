@@ -125,8 +125,8 @@ def test_inputs_can_be_chosen(run_hybridnn: Run, table: Callable[..., Any]) -> N
     assert run_hybridnn("evaluate", "run")[::2] == (0, "")
     np.savez("num.npz", x_train=np.ones((4, 2)), y_train=[0, 1, 0, 1])
     for wrong, inputs, message in (
-        (train, '["0", "0"]', "data.inputs = ['0', '0']: each name once"),
-        (train, '["0", "churn"]', "data.inputs = ['0', 'churn']: each name once"),
+        (train, '["0", "0"]', "data.inputs = ['0']: each column only once"),
+        (train, '["0", "churn"]', "data.targets = ['churn']: each column only once"),
         (train, '["height"]', "no column 'height'"),
         (("train", "--file", "num.npz"), '["0"]', "data.inputs = ['0']: only for tables"),
         (("train",), '["0"]', "data.inputs"),
@@ -371,11 +371,11 @@ RATES = rows("rate,size,y", "5%,#,p", "7%,#,q")
         (
             rows("day,b,y", "1/2/2021,#,p", "1/3/2021,#,q"),
             "",
-            "read with data.csv.parse_dates",
+            "read dates with data.csv.parse_dates",
             "--set data.drop_columns=day",
         ),
         (rows("b,y", "#,p", "#,q") + "Total,p\n", "", FIRST, ""),
-        (rows("b,y", "#,null", "#,p", "#,q"), "--missing drop", "if 'null' is a class", "--set data.missing=drop"),
+        (rows("b,y", "#,null", "#,p", "#,q"), "--missing drop", "if 'null' is a value", "--set data.missing=drop"),
         (rows("b,y", "#,null", "#,p", "#,q"), "", FIRST, ""),
         (rows("b,y", "#,1", "#,2", "#,none"), "", FIRST, ""),
         (rows("b,y", "7%,1", "9%,2"), "", FIRST, None),
@@ -463,7 +463,7 @@ def test_truth_values_are_given_back(run_hybridnn: Run, people: pd.DataFrame) ->
             {"city": "Paris"},
             "values that the training data did not have: 'Paris' (150 rows); a training with data.unkn",
         ),
-        ({"age": "old"}, "new.csv: age: no cell is a number ('old' in rows 1, 2, 3, …)"),
+        ({"age": "old"}, "new.csv: age: no cell is a number ('old' in row 1)"),
         ({"age": None}, "new.csv: no column 'age', which the inputs need; it has city, note, answer"),
     ],
 )
@@ -517,7 +517,9 @@ def test_rows_with_gaps_are_left_out_of_training_and_evaluation(run_hybridnn: Ru
     people.to_csv("new.csv", index=False)
     found = json.loads(run_hybridnn("evaluate", "run", "--data", "new.csv", "--format", "json")[1])
     assert found["samples"] == PEOPLE - 3
-    assert "missing values in 3 of 150 rows: age (3 rows)" in error_line(run_hybridnn("predict", "run", "new.csv"))
+    assert "missing values in 3 of 150 rows, first in row 4: age" in error_line(
+        run_hybridnn("predict", "run", "new.csv")
+    )
 
 
 def test_damaged_file_of_columns_is_named(run_hybridnn: Run, people: pd.DataFrame) -> None:
@@ -537,6 +539,6 @@ def test_a_wide_table_that_cannot_be_used_is_refused_in_one_line(run_hybridnn: R
     header = ",".join(f"column {number}" for number in range(columns))
     Path("wide.csv").write_text(f"{header},y\n{'x,' * columns}p\n{'1,' * columns}q\n")
     line = error_line(run_hybridnn("train", "--file", "wide.csv", "--targets", "y"))
-    assert "(1) text in column 0 (1 row, 'x' in row 1), (2) text in column 1" in line
+    assert "(1) text in column 0 ('x' in row 1), (2) text in column 1" in line
     assert " and 1,988 more; what may solve them: --set data.categories=one-hot" in line
     assert len(line) < 1500
