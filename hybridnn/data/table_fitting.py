@@ -35,7 +35,8 @@ SEPARATED = re.compile(r"\d([.,' \u00a0\u202f])\d")
 WRITTEN = re.compile(r"[+\-\u2212]?(\d{1,3}([.,' \u00a0\u202f])(\d{2,3}\2)*\d{3}((?!\2)[.,]\d*)?|\d+([.,]\d*)?)")
 """Numbers in any form: with separators of thousands, of decimals, or of both."""
 GROUPED = re.compile(r"[+-]?(0|[1-9]\d{0,2}(\.\d{3})*)")
-SIGNED = re.compile(r"[^\w<>\u2264\u2265]+\d[\d.,' \u00a0\u202f]*\W*|\d[\d.,' \u00a0\u202f]*[^\w+]+")
+NUMERAL = r"\d[\d.,' \u00a0\u202f]*"
+SIGNED = re.compile(rf"[^\w<>\u2264\u2265]+{NUMERAL}[^\w.,' \u00a0\u202f]*|{NUMERAL}[^\w+.,' \u00a0\u202f]+")
 ANY_DATE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}.*|\d{1,2}[. -]?[A-Za-z]{3,9}[. -]?\d{2,4}")
 PLACEHOLDER = re.compile(
     r"\W+|n\W?[adv]\W?|nan|null|none|nil|missing|unknown|k\. ?a\.|[+-]?inf(inity)?|#[A-Z/0]+[!?]|[09]{4}-.*", re.I
@@ -70,7 +71,8 @@ def require_no_problem(called: str, problems: Sequence[Problem], hint: str = "")
     if problems:
         shown = ", ".join(f"({number}) {text}" for number, text in enumerate(texts, 1))
         more = f" and {len(problems) - NAMES_SHOWN:,} more" if len(problems) > NAMES_SHOWN else ""
-        settings = ", ".join(f"{key} = {value!r}" for key, value in settings_of(problems).items())[:500]
+        pairs = [f"data.{key} = {value!r}" for key, value in settings_of(problems).items()]
+        settings = ", ".join(pairs).replace("data.model.", "model.")[:500]
         how = f"what may solve them: {settings}" if settings else one_line(problems[0].advice)
         raise TableError(f"{called}: {len(problems)} problems: {shown}{more}; {how}{hint}")
 
@@ -325,8 +327,10 @@ def _label_problem(column: Column, classes: int, task: Task | None, options: Tab
         likely = "cross_entropy" if is_count and (classes <= MOST_LABELS or rows >= 10 * classes) else "mse"
         how = "set model.loss to mse for regression, or to cross_entropy if these are labels"
         return Problem(f"{name} has {classes:,} different whole numbers in {rows:,} rows", how, {"model.loss": likely})
+    if column.kind == "text" and (problem := _other_form(column)):
+        return problem
     if column.kind == "text" and _holds_numbers(column):
-        problem = _other_form(column) or _not_numbers(column, is_target=True)
+        problem = _not_numbers(column, is_target=True)
         return problem._replace(advice=f"{problem.advice}; set model.loss to mse for regression")
     if rows >= FEW_ROWS and classes > rows // 2:
         how = "a class needs several rows; name another column, or set model.loss to cross_entropy if these are labels"

@@ -540,5 +540,5 @@ def test_a_wide_table_that_cannot_be_used_is_refused_in_one_line(run_hybridnn: R
     Path("wide.csv").write_text(f"{header},y\n{'x,' * columns}p\n{'1,' * columns}q\n")
     line = error_line(run_hybridnn("train", "--file", "wide.csv", "--targets", "y"))
     assert "(1) text in column 0 ('x' in row 1), (2) text in column 1" in line
-    assert " and 1,988 more; what may solve them: --set data.categories=one-hot" in line
+    assert " and 1,988 more; what may solve them: data.categories = 'one-hot'" in line
     assert len(line) < 1500

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,37 +76,6 @@ def test_csv_with_decimal_points_is_regression_and_one_column_of_integers_classi
     assert load_file(text(tmp_path, "a,y\n1,250000\n2,3\n"), ["y"], task="regression").outputs == 1
     with pytest.raises(DataError, match=r"column 'y' holds 0\.5; classification needs labels"):
         load_file(text(tmp_path, "a,y\n1,0.5\n"), ["y"], task="classification")
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("a,b\n1,2.5\nx,3\n", r"mine\.csv: text in a \('x' in row 2\); set data.categories to "),
-        ("a,b\n1,2.5\n'3,5',3\n", "Expected 2 fields in line 3, saw 3"),
-        ('a,b\n1,2.5\n"3,5",3\n', "a: '3,5' may be read in two ways; set data.csv.thousands = "),
-        ("a,b\n1,\n2,0.5\n", r"in the target b \(1 row, first in row 1\); only inputs can be filled in; set data"),
-        ("a,b\n1,2,3\n", "the first row has 3 cells, the header line has 2"),
-        ("a,b\n1\n2\n", r"missing values in the target b \(2 rows"),
-        ('a,b\n1,"2\n3,4\n', "a quotation mark that is not closed, starting at row 1"),
-        ("a,b\n", "no line of data"),
-        ("a,a,b\n1,2,3\n", "mine.csv: several columns are named 'a'"),
-    ],
-)
-def test_csv_that_cannot_be_used(tmp_path: Path, content: str, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        load_file(text(tmp_path, content), ["b"])
-
-
-@pytest.mark.parametrize("content", ["größe,b\n1,p\n3,q\n", "a,b\n1,ja\n2,naïve\n"])
-def test_csv_in_latin_1_is_read_as_advised(tmp_path: Path, content: str) -> None:
-    file = tmp_path / "my table.csv"
-    file.write_text(content, encoding="latin-1")
-    options = TableOptions(categories="one-hot")
-    with pytest.raises(DataError, match=r"UTF-8 \(byte 0x(f6|ef)\); .* data.csv.encoding, such as cp1252"):
-        load_file(file, ["b"], options=options)
-    data = load_file(file, ["b"], options=replace(options, csv={"encoding": "cp1252"}))
-    assert data.encoding is not None
-    assert {"größe", "naïve"} & {*data.inputs, *data.encoding.classes}
 
 
 @pytest.mark.parametrize(
