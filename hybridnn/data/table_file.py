@@ -23,8 +23,6 @@ from hybridnn.utils.text import NAMES_SHOWN, alike, column_list, printable, show
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from .table_encoding import TableEncoding
-
 Missing = Literal["error", "drop", "mean"]
 Categories = Literal["error", "one-hot"]
 Csv = Mapping[str, Any]
@@ -196,10 +194,8 @@ class Table(NamedTuple):
     raw: Callable[[Collection[str]], DataFrame] | None = None  # reads columns of a file of text again, as text
 
 
-def read_table(
-    path: Path, options: TableOptions, targets: Collection[str] = (), like: TableEncoding | None = None
-) -> Table:
-    """Read a file of text or a ``.parquet`` file as the table of the encoding `like`, whose targets may be absent.
+def read_table(path: Path, options: TableOptions, targets: Collection[str] = (), like: Any = None) -> Table:
+    """Read a file of text or a ``.parquet`` file, like the table of a `TableEncoding`, whose targets may be absent.
 
     Columns that are not known to hold numbers are read as text, and so are targets. The separator is the usual one that
     divides the first lines into equal numbers of cells, or by which most inputs of the encoding are found. A file
@@ -271,9 +267,7 @@ def _announced(called: str, file: io.BufferedReader, given: str) -> str | None:
 class _Text:
     """A file of text, and the arguments of pandas for it, with what is found in its first lines."""
 
-    def __init__(
-        self, path: Path, called: str, encoding: str, options: TableOptions, like: TableEncoding | None
-    ) -> None:
+    def __init__(self, path: Path, called: str, encoding: str, options: TableOptions, like: Any) -> None:
         self.path, self.called, self.options, self.like = path, called, options, like
         self.known_inputs = set() if like is None else {*like.columns}
         self.csv: dict[str, Any] = {**options.csv, "encoding": encoding}
