@@ -53,11 +53,6 @@ class Column(NamedTuple):
     texts: tuple[str, ...]
     numbers: Floats
 
-    @property
-    def values(self) -> Floats:
-        """The number of each row, NaN for missing cells, shape (rows,)."""
-        return np.append(self.numbers, np.nan)[self.codes]
-
     def odd(self) -> list[str]:
         """The different cells that are no numbers, dates or truth values."""
         return [text for text, number in zip(self.texts, self.numbers.tolist(), strict=True) if number != number]
@@ -328,7 +323,7 @@ class TableEncoding:
         columns = list(read_columns(table, places[~is_plain], self.options.csv, called, stated))
         if odd := [column.odd_cells() for column in columns if column.odd()]:
             raise DataError(f"{called}: {'; '.join(odd[:NAMES_SHOWN])}")
-        values[:, ~is_plain] = np.column_stack([column.values for column in columns])
+        values[:, ~is_plain] = np.column_stack([np.append(column.numbers, np.nan)[column.codes] for column in columns])
         return values
 
     def _codes(self, table: DataFrame, name: str, values: Sequence[str], called: str) -> NDArray[np.int64]:

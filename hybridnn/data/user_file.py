@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.errors import DataError, SettingError, warn_caller
-from hybridnn.utils.files import open_regular
 from hybridnn.utils.text import NAMES_SHOWN, column_list, command_argument, shown_path, user_path
 
 from .dataset import Dataset
@@ -82,11 +81,11 @@ def read_file(
 ) -> Dataset:
     """As `load_file`, without a warning."""
     path, options, named = user_path(path), options or TableOptions(), (as_names(targets), as_names(inputs))
-    if has_table(path, "data.file", f"data.file = {str(path)!r}"):
+    if has_table(path, "data.file"):
+        table = read_table(path, options, named[0], encoding)
         if not named[0]:
             how = "a table needs the names of its target columns, as in --targets price"
             raise SettingError("data.targets", [], how)
-        table = read_table(path, options, named[0], encoding)
         return _dataset_from_table(table, path.name, shown_path(path), *named, task, encoding, training)
     given = dict(zip(("targets", "inputs"), map(list, named), strict=True)) | vars(options)
     for key, value in given.items():
@@ -123,17 +122,11 @@ def _warned(data: Dataset) -> Dataset:
     return data
 
 
-def has_table(path: Path, setting: str, called: str) -> bool:
-    """Whether a file of a user has a table; an error for files of other kinds, and for those that cannot be opened."""
+def has_table(path: Path, setting: str) -> bool:
+    """Whether a file of a user has a table, by the end of its name; `SettingError` for files of other kinds."""
     if path.suffix.lower() not in SUFFIXES:
         how = "must end in .npz, .csv, .tsv, .txt or .parquet: save a sheet as .csv, and unpack what is compressed"
         raise SettingError(setting, str(path), f"the name of the file {how}")
-    try:
-        open_regular(path).close()
-    except FileNotFoundError:
-        raise DataError(f"{called}: no such file") from None
-    except OSError as error:
-        raise DataError(f"{called}: cannot be read: {error.strerror}") from error
     return path.suffix.lower() in TABLES
 
 

@@ -263,7 +263,7 @@ def load_samples(
         Without `encoding`, how a table is read.
     """
     path = Path(path)
-    if has_table(path, "samples", shown_path(path)):
+    if has_table(path, "samples"):
         samples = _samples_from_table(path, targets, encoding, options or TableOptions())
     else:
         samples = InputSamples(npz_samples(path))

@@ -222,7 +222,10 @@ def test_data_are_found_from_another_folder_or_named_where_they_moved(
     before = change_folder(monkeypatch)
     assert figures(run_hybridnn, "../run") == figures(run_hybridnn, "../run", "--data", "../num.csv") == expected
     (before / "num.csv").rename(before / "moved.csv")
-    assert error_line(run_hybridnn("evaluate", "../run")) == f"Error: data.file = '{before}/num.csv': no such file"
+    assert (
+        error_line(run_hybridnn("evaluate", "../run"))
+        == f"Error: {before}/num.csv: cannot be read: No such file or directory"
+    )
     loss, _, samples = figures(run_hybridnn, "../run", "--data", "../moved.csv")
     test, train = expected[2], of_train[2]
     assert samples == test + train == SAMPLES
