@@ -17,7 +17,7 @@ import random
 from collections import Counter
 from pathlib import Path
 
-from hybridnn.data.table_problems import Problem
+from hybridnn.data.table_fitting import Problem
 from hybridnn.errors import HybridnnError
 from hybridnn.runs.table_check import TableCheck, check_table
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -110,7 +110,7 @@ def check_data(
 ) -> None:
     """Show what every column of a table holds and becomes, its problems, and a command to train with."""
     from hybridnn.config.settings import load_settings
-    from hybridnn.data.table_problems import settings_of
+    from hybridnn.data.table_fitting import settings_of
 
     with first_rank_alone():
         overrides = [f"data.file={to_json(str(file))}", *(set_ or ())]
@@ -141,7 +141,7 @@ def _ways_to_train(
     others : sequence of str
         Settings of other sections that the commands keep.
     """
-    from hybridnn.data.table_problems import Problem, list_text, options_text, settings_of
+    from hybridnn.data.table_fitting import Problem, settings_of
 
     data = settings.data
     lines = [("rows", f"{found.rows:,}"), ("separator", found.separator), ("task", found.task)]
@@ -168,14 +168,28 @@ def _ways_to_train(
     if data.inputs:
         solved.pop("drop_columns", None)
         solved["inputs"] = [name for name in data.inputs if name not in dropped]
-    named = command_argument(list_text(found.targets)) if found.targets else "NAME"
+    named = command_argument(_list_text(found.targets)) if found.targets else "NAME"
     end = "".join(f" --set {command_argument(text)}" for text in others)
     ways = [solved]
     if loss := solved.get("model.loss"):
         ways.insert(0, {**solved, "model.loss": "mse" if loss == "cross_entropy" else "cross_entropy"})
         task = "a regression" if loss == "mse" else "a classification"
         lines.append(("likely", f"{task}, which the last command trains"))
-    return lines, [f"--targets {named} {options_text(way)}".strip() + end for way in ways]
+    return lines, [f"--targets {named} {_options_text(way)}".strip() + end for way in ways]
+
+
+def _options_text(settings: Mapping[str, object]) -> str:
+    """Settings of ``[data]``, or of ``[model]`` with their section, as options of a command."""
+    texts = {key: _list_text(value) if isinstance(value, list) else str(value) for key, value in settings.items()}
+    texts |= {key: str(value).lower() for key, value in settings.items() if isinstance(value, bool)}
+    names = {key: key if key.startswith("model.") else f"data.{key}" for key in texts}
+    return " ".join(f"--set {command_argument(f'{names[key]}={text}')}" for key, text in texts.items())
+
+
+def _list_text(values: Sequence[str]) -> str:
+    """Names with commas between them, or as a list in TOML where a name has one."""
+    is_simple = not any("," in value or value != value.strip() for value in values)
+    return ",".join(values) if is_simple else to_json(list(values))
 
 
 def print_columns(settings: Settings) -> None:

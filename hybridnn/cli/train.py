@@ -31,7 +31,7 @@ from hybridnn.errors import SettingError, one_line
 
 with paused_collector():
     from hybridnn.config.settings import Settings, load_settings
-    from hybridnn.data.table_options import Categories, Missing
+    from hybridnn.data.table_file import Categories, Missing
     from hybridnn.nn.optimizers import optimizers
     from hybridnn.pipeline.schedules.methods import METHODS
     from hybridnn.training.config import OPTIONS

@@ -60,12 +60,11 @@ def evaluate(
     """Evaluate the weights of a run, on its own data or others; several ranks as for train."""
     require_one_way(ranks, in_process)
     start_ranks(ranks)
-    from hybridnn.data.table_options import column_names
     from hybridnn.parallel.grid import ProcessGrid
     from hybridnn.runs.inference import evaluate_run
     from hybridnn.runs.trained_run import open_run
 
-    columns = column_names(targets)
+    columns = _names(targets)
 
     def evaluate_rank() -> None:
         grid = ProcessGrid(model=model or 1, stall_seconds=0)
@@ -107,7 +106,6 @@ def predict(
     require_one_way(ranks, in_process)
     start_ranks(ranks)
     from hybridnn.comm.agreement import agree
-    from hybridnn.data.table_options import column_names
     from hybridnn.parallel.grid import ProcessGrid
     from hybridnn.runs.inference import predict_file
     from hybridnn.runs.trained_run import open_run
@@ -123,7 +121,7 @@ def predict(
 
         agree(grid.world, check_file)
         trained = open_run(run, checkpoint, grid.world, best=best)
-        found = predict_file(trained, grid, file, None if keep is None else column_names(keep))
+        found = predict_file(trained, grid, file, None if keep is None else _names(keep))
 
         def write() -> None:
             if found is not None:
@@ -243,3 +241,10 @@ def _warn_of_damage(source: WeightsSource) -> None:
     """Print the damaged newer checkpoints on the error stream."""
     for problem in source.damaged:
         print(f"Warning: {problem}", file=sys.stderr)
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    """The names of columns in a text that separates them by commas."""
+    from hybridnn.data.table_file import as_names
+
+    return as_names([name.strip() for name in (text or "").split(",") if name.strip()])

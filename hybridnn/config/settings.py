@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ValidationError, create_model, 
 
 import hybridnn.data
 from hybridnn.data import Dataset, DatasetInfo, SyntheticSpec, TableEncoding, TableOptions, Task, split_indices
-from hybridnn.data.table_options import FORMER_KEYS, Categories, Missing, checked_csv
+from hybridnn.data.table_file import FORMER_KEYS, Categories, Missing, checked_csv
 from hybridnn.errors import SettingError
 from hybridnn.nn.learning_rates import SCHEDULES, Constant, LearningRateSchedule
 from hybridnn.nn.mlp import MLP, Activation, Initializer, Loss, resolve_loss

@@ -10,7 +10,7 @@ from .rows import ArrayRows, Rows, Task, as_rows
 if TYPE_CHECKING:
     from .dataset import Dataset, DatasetInfo, RemoteFile
     from .download import fetch, is_fetched, locate
-    from .load import catalogue, dataset_info, describe_dataset, load_dataset
+    from .loaders import catalogue, dataset_info, describe_dataset, load_dataset
     from .preparation import (
         StandardizedRows,
         Standardizer,
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     )
     from .synthetic import SyntheticRows, SyntheticSpec
     from .table_encoding import TableEncoding
-    from .table_options import TableOptions
+    from .table_file import TableOptions
     from .user_file import load_file, load_frame
 
 __all__ = [
@@ -58,11 +58,11 @@ __all__ = [
 _HOME = {
     "Dataset DatasetInfo RemoteFile": "dataset",
     "fetch is_fetched locate": "download",
-    "catalogue dataset_info describe_dataset load_dataset": "load",
+    "catalogue dataset_info describe_dataset load_dataset": "loaders",
     "StandardizedRows Standardizer SubsetRows count_split split split_dataset split_indices": "preparation",
     "SyntheticRows SyntheticSpec": "synthetic",
     "TableEncoding": "table_encoding",
-    "TableOptions": "table_options",
+    "TableOptions": "table_file",
     "load_file load_frame": "user_file",
 }
 """Modules of the names that a training on arrays does not need."""

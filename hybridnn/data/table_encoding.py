@@ -1,24 +1,183 @@
-"""Columns of a table as inputs and targets of a network, as they were decided in training."""
+"""Columns of a table as inputs and targets of a network: the number of every cell, as it was decided in training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import re
+import unicodedata
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from datetime import date
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.errors import DataError, SettingError
-from hybridnn.utils.text import NAMES_SHOWN, column_list, counted, printable
+from hybridnn.utils.text import NAMES_SHOWN, column_list, counted
 
-from .table_columns import Column, Floats, Kind, label_text, number_block, numbers_of, read_columns
-from .table_file import Known, named_frame
-from .table_options import TableOptions, as_names, require_columns
-from .table_problems import TARGET_ADVICE, not_numbers, other_form, require_no_problem
+from .table_file import Csv, TableOptions, as_names, named_frame, require_columns
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+Floats = NDArray[np.float64]
+Kind = Literal["number", "truth", "date", "text"]
+ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)?)?")
+NUMBER = re.compile(r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|infinity)", re.I | re.A)
+ISO = "ISO8601"  # for pandas, the form of such dates
+WIDE = 1000  # columns from which pandas selects columns more slowly than NumPy
+CELLS_SHOWN = 5  # texts of odd cells in a message
+TARGET_ADVICE = 'only inputs can be filled in; set data.missing_targets to "drop" to leave out these rows'
+
+
+# -- cells -------------------------------------------------------------------------------------------------------------
+
+
+class Column(NamedTuple):
+    """What was found in a column.
+
+    Attributes
+    ----------
+    codes : ndarray of int64, shape (rows,)
+        The place of each row's cell in `texts`, -1 for missing cells.
+    texts : tuple of str
+        The different cells, without surrounding spaces.
+    numbers : ndarray of float64, shape (texts,)
+        The number of each text, a truth value as 0 or 1, a date in days since 1970; NaN for other text.
+    """
+
+    name: str
+    kind: Kind
+    codes: NDArray[np.int64]
+    texts: tuple[str, ...]
+    numbers: Floats
+
+    def odd(self) -> list[str]:
+        """The different cells that are no numbers, dates or truth values."""
+        return [text for text, number in zip(self.texts, self.numbers.tolist(), strict=True) if number != number]
+
+    def rows(self, texts: Sequence[str]) -> NDArray[np.intp]:
+        """The rows that hold one of these texts, from 0."""
+        wanted = set(texts)
+        return np.flatnonzero(np.array([*(text in wanted for text in self.texts), False])[self.codes])
+
+    def odd_cells(self) -> str:
+        """For a message, how many cells are no numbers, dates or truth values, and some of them."""
+        count, rows = len(self.rows(self.odd())), int((self.codes >= 0).sum())
+        what = {"truth": "truth value", "date": "date"}.get(self.kind, "number")
+        cells = f"{count:,} of {rows:,} cells are no {what}s" if count < rows else f"no cell is a {what}"
+        return f"{self.name}: {cells} ({self.shown(self.odd())})"
+
+    def shown(self, texts: Sequence[str]) -> str:
+        """A few texts, each with its first row, from 1: ``'?' in row 6, 'x' in row 9 and 3 more``."""
+        shown = [f"{repr(text)[:40]} in row {self.rows([text])[0] + 1:,}" for text in texts[:CELLS_SHOWN]]
+        return ", ".join(shown) + f" and {len(texts) - CELLS_SHOWN:,} more" * (len(texts) > CELLS_SHOWN)
+
+
+def number_block(table: DataFrame, places: NDArray[np.intp]) -> Floats:
+    """The columns of numbers at these places, shape (rows, columns), with NaN for missing values."""
+    if len(places) < WIDE:
+        block: Floats = table.iloc[:, places].to_numpy(np.float64, na_value=np.nan)
+        return block
+    everything = table.to_numpy(np.float64 if len(places) == table.shape[1] else object, na_value=np.nan)
+    return np.take(everything, places, axis=1).astype(np.float64, copy=False)
+
+
+def read_columns(
+    table: DataFrame, places: NDArray[np.intp], csv: Csv, called: str, kinds: Mapping[str, Kind]
+) -> Iterator[Column]:
+    """The columns at these places; `kinds` states what some are, and all cells of a column decide of others.
+
+    Raises `DataError` for cells that are no texts and cannot be compared.
+    """
+    import pandas
+
+    chosen = table.iloc[:, places]
+    block = chosen.astype(object).to_numpy()
+    for place, (name, dtype) in enumerate(chosen.dtypes.items()):
+        try:
+            codes, found = pandas.factorize(block[:, place])
+        except TypeError as error:  # lists, for example
+            raise DataError(f"{called}: column {name!r} holds objects that cannot be compared: {error}") from None
+        stripped = [_cell_text(cell) for cell in found]
+        texts = tuple(dict.fromkeys(filter(None, stripped)))
+        place_of = {text: number for number, text in enumerate(texts)} | {"": -1}
+        kind = kinds.get(name, "text" if isinstance(dtype, pandas.CategoricalDtype) else None)
+        kind, numbers = _decided(name, texts, csv, kind)
+        yield Column(name, kind, np.array([*map(place_of.__getitem__, stripped), -1], np.int64)[codes], texts, numbers)
+
+
+def _cell_text(cell: object) -> str:
+    """A cell as text; whole numbers have no decimal point, and times are in ISO's form."""
+    if isinstance(cell, str):
+        return unicodedata.normalize("NFC", cell.strip())
+    if isinstance(cell, float | np.floating) and float(cell).is_integer():
+        return str(int(cell))
+    return cell.isoformat() if isinstance(cell, date) else str(cell).strip()
+
+
+def _decided(name: str, texts: Sequence[str], csv: Csv, kind: Kind | None) -> tuple[Kind, Floats]:
+    """What texts are, unless `kind` states it, and the number of each, NaN where it has none."""
+    readings: dict[Kind, Floats] = {
+        "number": numbers_of(texts, csv),
+        "truth": _truths_of(texts, csv),
+        "date": _days_of(name, texts, csv),
+    }
+    for other, numbers in readings.items():
+        if kind == other or (kind is None and texts and not np.isnan(numbers).any()):
+            return other, numbers
+    return "text", readings["number"]
+
+
+def numbers_of(texts: Sequence[str], csv: Csv) -> Floats:
+    """The number of each text, NaN for other text; as by pandas, but the minus may be Unicode's, and spaces wide."""
+    groups = csv.get("thousands", "").replace(" ", " \u00a0\u202f")
+    plain = str.maketrans({".": "?", **dict.fromkeys(groups, ""), csv.get("decimal", "."): ".", "\u2212": "-"})
+    cells = [text.translate(plain) for text in texts]
+    return np.array([float(cell) if NUMBER.fullmatch(cell) else np.nan for cell in cells], np.float64)
+
+
+def label_text(text: str, csv: Csv) -> str:
+    """A label as text: a whole number with decimals has none."""
+    number = numbers_of([text], csv)[0]
+    return str(int(number)) if csv.get("decimal", ".") in text and number.is_integer() else text
+
+
+def _truths_of(texts: Sequence[str], csv: Csv) -> Floats:
+    words = {word: 0.0 for word in ("false", "False", "FALSE", *csv.get("false_values", ()))}
+    words |= {word: 1.0 for word in ("true", "True", "TRUE", *csv.get("true_values", ()))}
+    return np.array([words.get(text, np.nan) for text in texts], np.float64)
+
+
+def _days_of(name: str, texts: Sequence[str], csv: Csv) -> Floats:
+    """Days since 1970 of the dates of a column, with or without a time; NaN for text of another form."""
+    import pandas
+
+    form = csv.get("date_format", ISO)
+    form = form.get(name, ISO) if isinstance(form, Mapping) else form
+    cells = [text if form != ISO or ISO_DATE.fullmatch(text) else None for text in texts]
+    if not any(cells):
+        return np.full(len(texts), np.nan)
+    times = pandas.to_datetime(pandas.Series(cells), format=form, errors="coerce", utc=True).dt.as_unit("us")
+    return np.where(times.isna(), np.nan, times.astype("int64") / 86_400e6)
+
+
+def with_date_formats(table: DataFrame, csv: Csv) -> Csv:
+    """`csv` with the form of the dates of each column of ``parse_dates``, as pandas guesses it from the first date."""
+    from pandas.tseries.api import guess_datetime_format
+
+    given, forms = csv.get("date_format", {}), dict[str, str]()
+    for name in csv.get("parse_dates", ()) if isinstance(given, Mapping) else ():
+        first = next(iter(table[name].dropna().astype(str).str.strip()), "")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a month above 12 beside `dayfirst`
+            guess = guess_datetime_format(first, csv.get("dayfirst", False))
+        forms[name] = guess if guess and not ISO_DATE.fullmatch(first) else ISO
+    return {**csv, "date_format": {**forms, **given}} if forms else csv
+
+
+# -- columns of the training -------------------------------------------------------------------------------------------
 
 
 class EncodedTable(NamedTuple):
@@ -108,12 +267,8 @@ class TableEncoding:
     ) -> TableEncoding:
         """This encoding with the means of the inputs, if it replaces missing values by them.
 
+        They are those of the samples whose indices `training` returns for the number of samples; by default of all.
         Raises `DataError` if a column has no value at all.
-
-        Parameters
-        ----------
-        training : callable, optional
-            Takes the number of samples and returns the indices of those that means are taken of; by default all.
         """
         if self.options.missing != "mean":
             return self
@@ -141,64 +296,48 @@ class TableEncoding:
         except ValidationError as error:
             raise DataError(f"not the columns of a table: {first_problem(error)}") from error
 
-    @property
-    def texts(self) -> set[str]:
-        """Columns whose cells are read as text: inputs other than numbers, and labels."""
-        return {*self.categories, *self.kinds, *(self.targets if self.classes else ())}
-
-    @property
-    def known(self) -> Known:
-        """What is known of the columns of another file."""
-        return Known(self.columns, self.targets, self.has_row_names)
-
     def _inputs(self, table: DataFrame, called: str) -> Floats:
         """Inputs, shape (rows, features), with NaN for missing values."""
         plain = [name for name in self.columns if name not in self.categories]
         values = self._numbers_of(table, plain, called)
         if self.categories:
-            place, parts = {name: number for number, name in enumerate(plain)}, list[Floats]()
-            for name in self.columns:
-                if name not in self.categories:
-                    parts.append(values[:, place[name], None])
-                    continue
-                codes = self._codes(table, name, self.categories[name], called)[:, None]
-                parts.append(np.where(codes == -1, np.nan, codes == np.arange(len(self.categories[name]))))
-            values = np.concatenate(parts, axis=1)
-        _refuse(np.isinf(values), self.feature_columns, f"{called}: infinite values", "")
+            parts: dict[str, Floats] = dict(zip(plain, values.T[..., None], strict=True))
+            for name, texts in self.categories.items():
+                codes = self._codes(table, name, texts, called)[:, None]
+                parts[name] = np.where(codes == -1, np.nan, codes == np.arange(len(texts)))
+            values = np.concatenate([parts[name] for name in self.columns], axis=1)
+        _refuse(np.isinf(values), self.feature_columns, f"{called}: infinite values")
         return values
 
     def _numbers_of(self, table: DataFrame, names: Sequence[str], called: str) -> Floats:
         """Columns of numbers, truth values and dates, shape (rows, columns), with NaN for missing values."""
         places = table.columns.get_indexer(list(names))
         dtypes = np.array([dtype.kind for dtype in table.dtypes], str)[places]
-        is_plain = np.isin(dtypes, list("iuf"))
-        if self.kinds:
-            kinds = np.array([self.kinds.get(name, "number") for name in names], str)
-            is_plain = (is_plain & (kinds == "number")) | ((dtypes == "b") & (kinds == "truth"))
+        kinds = np.array([self.kinds.get(name, "number") for name in names], str)
+        is_plain = (np.isin(dtypes, list("iuf")) & (kinds == "number")) | ((dtypes == "b") & (kinds == "truth"))
         if is_plain.all():
             return number_block(table, places)
         values = np.empty((len(table), len(names)))
         values[:, is_plain] = number_block(table, places[is_plain])
         stated: dict[str, Kind] = {**dict.fromkeys(names, "number"), **self.kinds}
         columns = list(read_columns(table, places[~is_plain], self.options.csv, called, stated))
-        csv, odd = self.options.csv, [column for column in columns if column.odd()]
-        require_no_problem(called, [other_form(one, csv, is_training=False) or not_numbers(one) for one in odd])
-        values[:, ~is_plain] = np.column_stack([column.values for column in columns])
+        if odd := [column.odd_cells() for column in columns if column.odd()]:
+            raise DataError(f"{called}: {'; '.join(odd[:NAMES_SHOWN])}")
+        values[:, ~is_plain] = np.column_stack([np.append(column.numbers, np.nan)[column.codes] for column in columns])
         return values
 
     def _codes(self, table: DataFrame, name: str, values: Sequence[str], called: str) -> NDArray[np.int64]:
         """The place of each row's value among `values`, -1 for missing values; unknown ones are -2, or refused."""
-        column: Column
-        csv, place = self.options.csv, np.array([table.columns.get_loc(name)], np.intp)
-        (column,) = read_columns(table, place, csv, called, {name: "text"})
-        are_numbers = name not in self.categories and not np.isnan(numbers_of(values, csv)).any()
+        csv, is_input = self.options.csv, name in self.categories
+        (column,) = read_columns(table, table.columns.get_indexer([name]), csv, called, {name: "text"})
+        are_numbers = not is_input and not np.isnan(numbers_of(values, csv)).any()
         texts = [label_text(text, csv) if are_numbers else text for text in column.texts]
         known = {value: number for number, value in enumerate(values)}
         found = np.array([*(known.get(text, -2) for text in texts), -1], np.int64)[column.codes]
         unknown = sorted({text for text in texts if text not in known})
-        if unknown and not (name in self.categories and self.options.unknown_categories == "zeros"):
+        if unknown and not (is_input and self.options.unknown_categories == "zeros"):
             shown = f"{column_list([repr(text) for text in unknown])} ({counted(int((found == -2).sum()), 'row')})"
-            how = '; a training with data.unknown_categories = "zeros" allows them' if name in self.categories else ""
+            how = '; a training with data.unknown_categories = "zeros" allows them' if is_input else ""
             raise DataError(f"{called}: column {name!r} has values that the training data did not have: {shown}{how}")
         return found
 
@@ -211,7 +350,7 @@ class TableEncoding:
                 raise SettingError("data.targets", list(names[:NAMES_SHOWN]), "classification needs one target column")
             return self._codes(table, names[0], self.classes, called)
         targets = self._numbers_of(table, names, called)
-        _refuse(np.isinf(targets), names, f"{called}: infinite values", "")
+        _refuse(np.isinf(targets), names, f"{called}: infinite values")
         return targets
 
     def _without_missing(self, x: Floats, y: NDArray[Any] | None, targets: Sequence[str], called: str) -> EncodedTable:
@@ -220,34 +359,27 @@ class TableEncoding:
         if y is not None:
             in_y = (y < 0)[:, None] if self.classes else np.isnan(y)
         missing = self.options.missing
-        left_out = in_y.any(axis=1) & (missing == "drop" or self.options.missing_targets == "drop")
+        left_out = in_y.any(axis=1) & ("drop" in (missing, self.options.missing_targets))
         left_out |= in_x.any(axis=1) & (missing == "drop" and y is not None)
         if left_out.all() and len(x):
             raise DataError(f"{called}: every row has a missing value: none is left")
         if left_out.any():
             kept = ~left_out
             x, in_x, in_y, y = x[kept], in_x[kept], in_y[kept], None if y is None else y[kept]
-        if self.means and in_x.any():
+        if self.means:
             x, in_x = np.where(in_x, self.means, x), np.zeros_like(in_x)
         how = "; the network was trained without such samples"
         how += "; only training and evaluation leave them out" if missing != "error" else ""
-        _refuse(
-            np.concatenate([in_x, in_y], axis=1),
-            [*self.feature_columns, *targets],
-            f"{called}: missing values",
-            f"; {TARGET_ADVICE}" if in_y.any() else how,
-        )
+        names = [*self.feature_columns, *targets]
+        how = f"; {TARGET_ADVICE}" if in_y.any() else how
+        _refuse(np.concatenate([in_x, in_y], axis=1), names, f"{called}: missing values", how)
         return EncodedTable(x, y, int(left_out.sum()))
 
 
-def _refuse(bad: NDArray[np.bool_], columns: Sequence[str], what: str, how: str) -> None:
-    """Raise DataError if values are bad, with their columns and the number of rows."""
+def _refuse(bad: NDArray[np.bool_], columns: Sequence[str], what: str, how: str = "") -> None:
+    """Raise DataError if values are bad, with the number of rows and the columns."""
     if bad.any():
-        rows: dict[str, int] = {}
-        for name, count in zip(columns, bad.sum(axis=0).tolist(), strict=True):
-            rows[name] = max(count, rows.get(name, 0))
-        texts = [f"{printable(name, 40)} ({counted(count, 'row')})" for name, count in rows.items() if count]
-        more = f" and {len(texts) - NAMES_SHOWN:,} more columns" if len(texts) > NAMES_SHOWN else ""
-        first = f"first in row {int(bad.any(axis=1).argmax()) + 1:,}"
-        number = f"in {int(bad.any(axis=1).sum()):,} of {len(bad):,} rows"
-        raise DataError(f"{what} {number}: {', '.join(texts[:NAMES_SHOWN])}{more}, {first}{how}")
+        names = list(dict.fromkeys(columns[place] for place in np.flatnonzero(bad.any(axis=0)).tolist()))
+        rows = np.flatnonzero(bad.any(axis=1))
+        where = f"in {len(rows):,} of {len(bad):,} rows, first in row {rows[0] + 1:,}"
+        raise DataError(f"{what} {where}: {column_list(names)}{how}")

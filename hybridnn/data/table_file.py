@@ -1,26 +1,46 @@
-"""Tables of a user, read by pandas: files of text, ``.parquet`` files, and data frames."""
+"""Tables of a user, read by pandas: the options, files of text, ``.parquet`` files, and data frames."""
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import re
+import unicodedata
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_type_hints
 
 from hybridnn.errors import DataError, SettingError, one_line
+from hybridnn.utils.checks import nearest, require_choice, require_type, require_whole, with_advice
 from hybridnn.utils.files import memory_bytes, open_regular
-from hybridnn.utils.text import NAMES_SHOWN, column_list, printable, shown_path
-
-from .table_options import TableOptions, as_names, require_names
+from hybridnn.utils.text import NAMES_SHOWN, alike, column_list, printable, shown_path
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+Missing = Literal["error", "drop", "mean"]
+Categories = Literal["error", "one-hot"]
+Csv = Mapping[str, Any]
+
+LISTS = ("names", "na_values", "true_values", "false_values", "parse_dates")
+CSV_KEYS = (
+    *("sep", "decimal", "thousands", "comment", "quotechar", "escapechar", "encoding", "header", "skiprows"),
+    *("keep_default_na", "dayfirst", "date_format", *LISTS),
+)
+"""Arguments of `pandas.read_csv` that a table may need; the others belong to the library."""
+FORMER_KEYS = MappingProxyType(
+    {"separator": "sep", "skip_lines": "skiprows", "dates": "parse_dates", "missing_words": "na_values"}
+    | {key: key for key in CSV_KEYS}
+)
+"""Keys that ``[data]`` had or that people expect there, and the keys of ``[data.csv]`` in their place."""
+NOT_PASSED = {"names", "header", "encoding", "parse_dates", "dayfirst", "date_format"}  # handled here
+
+MOST_SKIPPED = 1_000_000  # lines
 MOST_COLUMNS = 900_000  # for more, pandas takes about a minute
 SAMPLE, SAMPLE_LINES = 1 << 16, 50  # characters and lines from which the separator is found
 BLOCK = 1 << 20
@@ -33,7 +53,7 @@ BEGINNINGS = {
 }
 """Patterns of the first bytes of a file, and the encodings that they announce."""
 FOREIGN = {
-    rb"\x1f\x8b|BZh\d1AY|\xfd7zXZ|\x28\xb5\x2f\xfd": "is compressed: unpack it (gunzip unpacks .gz)",
+    rb"\x1f\x8b|BZh\d1AY|\xfd7zXZ|\x28\xb5\x2f\xfd": "is compressed: unpack it",
     rb"PK\x03\x04": "is a zip archive, as .xlsx and .ods files are: unpack it, or save the sheet as .csv",
     rb"\xd0\xcf\x11\xe0": "is a workbook of Excel: save the sheet as .csv",
     rb"PAR1[\0-\x1f]": "is a Parquet file: its name must end in .parquet",
@@ -45,7 +65,123 @@ SEPARATORS = (",", ";", "\t", "|")
 NUMBER = re.compile(r"[+-]?(\d+[.,]?\d*|[.,]\d+)([eE][+-]?\d+)?")
 FIRST_LINE = 'set data.csv.header = "None" if it is data (the columns are then named 0, 1, …), or to 0 if it names them'
 PREAMBLE = "; if lines precede the names, set data.csv.skiprows to their number, or data.csv.comment to their sign"
-OURS = {"names", "header", "encoding", "parse_dates", "dayfirst", "date_format"}
+
+
+# -- options -----------------------------------------------------------------------------------------------------------
+
+
+def checked_csv(given: object) -> dict[str, Any]:
+    """Arguments for `pandas.read_csv`; `SettingError` for those that it refuses.
+
+    Text separated by commas becomes a list where pandas takes lists, and a header of None the text ``"None"``.
+    """
+    if not isinstance(given, Mapping):
+        raise SettingError("data.csv", given, f"must be a table of keys of pandas.read_csv: {', '.join(CSV_KEYS)}")
+    checked = {str(key): _checked(str(key), value) for key, value in given.items()}
+    if checked.get("thousands") == ".":
+        checked.setdefault("decimal", ",")
+    if checked.get("thousands") == checked.get("decimal", "."):
+        raise SettingError("data.csv.thousands", checked["thousands"], "must not be the decimal separator")
+    return checked
+
+
+def _checked(key: str, value: Any) -> Any:
+    import pandas
+
+    name = f"data.csv.{key}"
+    if key not in CSV_KEYS:
+        hint = nearest(key, CSV_KEYS) or f"known are {', '.join(CSV_KEYS)}"
+        raise SettingError(name, value, hint, f"unknown setting {one_line(name)}; {hint}")
+    if key == "header" and value in (None, "None"):
+        return "None"  # which TOML can hold
+    if key in ("header", "skiprows"):
+        return require_whole(name, value, 0, MOST_SKIPPED, "must be a whole number, 0 or more")
+    if key in ("keep_default_na", "dayfirst"):
+        return require_type(name, value, bool)
+    if key == "sep" and value != r"\s+" and len(str(value)) != 1:
+        raise SettingError(name, value, r"must be one character, or '\s+' for any number of spaces")
+    if key in LISTS and not isinstance(value, Mapping):
+        parts = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
+        value = [unicodedata.normalize("NFC", str(part).strip()) for part in parts]
+    try:
+        if key == "encoding":
+            codecs.lookup(value)
+        elif key != "parse_dates":
+            pandas.read_csv(io.StringIO("a\n" * 3), **{key: value})
+    except (pandas.errors.EmptyDataError, pandas.errors.ParserError):
+        pass  # wrong for this text alone
+    except (TypeError, ValueError, LookupError) as error:
+        raise SettingError(name, value, f"refused by pandas.read_csv: {one_line(str(error))}") from error
+    return value
+
+
+@with_advice(
+    {"drop": "did you mean drop_columns?", **{key: f"give csv={{{new!r}: …}}" for key, new in FORMER_KEYS.items()}}
+)
+@dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """How a table is read; the fields are those of ``[data]`` with the same names.
+
+    Parameters
+    ----------
+    csv : mapping of str
+        Arguments of `pandas.read_csv` for a file of text, of those in `CSV_KEYS`. By default, the separator is found
+        among comma, semicolon, tab and vertical bar, the encoding is UTF-8, or UTF-16 where the first bytes are so, and
+        a first line that seems to hold data is refused. With ``header`` None, the names are 0, 1 and so on.
+    text_columns, drop_columns : str or sequence of str
+        Columns that hold text although their cells are numbers, such as postcodes; columns that are left out.
+    missing : {'error', 'drop', 'mean'}
+        Missing values are refused, or their rows are left out, or those of inputs are replaced by the mean of the
+        training samples.
+    missing_targets : {'error', 'drop'}
+        Rows without a target are refused or left out; ``missing = "drop"`` leaves them out too.
+    categories : {'error', 'one-hot'}
+        Input columns of text are refused, or become one input per value: 1 where the column has the value, else 0.
+    unknown_categories : {'error', 'zeros'}
+        A value that the training data did not have is refused, or all inputs of its column are 0.
+    """
+
+    csv: Csv = field(default_factory=dict)
+    text_columns: str | Sequence[str] = ()
+    drop_columns: str | Sequence[str] = ()
+    missing: Missing = "error"
+    missing_targets: Literal["error", "drop"] = "error"
+    categories: Categories = "error"
+    unknown_categories: Literal["error", "zeros"] = "error"
+
+    def __post_init__(self) -> None:
+        for name, kind in get_type_hints(TableOptions).items():
+            if choices := [choice for choice in get_args(kind) if isinstance(choice, str)]:
+                require_choice(f"data.{name}", getattr(self, name), choices)
+        for name, made in (("csv", checked_csv), ("text_columns", as_names), ("drop_columns", as_names)):
+            object.__setattr__(self, name, made(getattr(self, name)))
+
+
+def as_names(names: str | Sequence[str]) -> tuple[str, ...]:
+    """Names of columns in Unicode's form NFC; a text is one name, and not a sequence of letters."""
+    return tuple(unicodedata.normalize("NFC", name) for name in ((names,) if isinstance(names, str) else names))
+
+
+def require_names(called: str, names: Sequence[str], hint: str = "") -> None:
+    """Raise DataError for columns without a name, or with equal names."""
+    if "" in names:
+        raise DataError(f"{called}: column {list(names).index('') + 1} has no name (every column needs one){hint}")
+    if doubled := sorted(name for name, times in Counter(names).items() if times > 1):
+        raise DataError(f"{called}: several columns are named {column_list([repr(name) for name in doubled])}{hint}")
+
+
+def require_columns(called: str, table: Any, wanted: Sequence[str], what: str) -> None:
+    """Raise DataError unless the table has all the `wanted` columns."""
+    there = set(table.columns)
+    if missing := [name for name in wanted if name not in there]:
+        which = f"column{'s' if len(missing) > 1 else ''} {column_list([repr(name) for name in missing])}"
+        has = f"it has {column_list(list(table.columns))}{alike(missing[0], list(table.columns))}"
+        commas = any("," in name for name in there)
+        has += """; names with commas are given as a list: '["a, b"]'""" if commas else ""
+        raise DataError(f"{called}: no {which}, {what}; {has}")
+
+
+# -- files -------------------------------------------------------------------------------------------------------------
 
 
 class Table(NamedTuple):
@@ -58,25 +194,19 @@ class Table(NamedTuple):
     raw: Callable[[Collection[str]], DataFrame] | None = None  # reads columns of a file of text again, as text
 
 
-class Known(NamedTuple):
-    """What is known of the columns of a table, from that of the training."""
+def read_table(path: Path, options: TableOptions, targets: Collection[str] = (), like: Any = None) -> Table:
+    """Read a file of text or a ``.parquet`` file, like the table of a `TableEncoding`, whose targets may be absent.
 
-    inputs: tuple[str, ...]
-    targets: tuple[str, ...]  # may be absent
-    has_row_names: bool
-
-
-NOTHING = Known((), (), False)
-
-
-def read_table(path: Path, options: TableOptions, texts: Collection[str] = (), known: Known = NOTHING) -> Table:
-    """Read a file of text or a ``.parquet`` file; the cells of the columns `texts` are text.
-
-    The separator is the usual one that divides the first lines into equal numbers of cells, or by which most of the
-    known inputs are found. A file beside that of the training may be in UTF-8 all the same.
+    Columns that are not known to hold numbers are read as text, and so are targets. The separator is the usual one that
+    divides the first lines into equal numbers of cells, or by which most inputs of the encoding are found. A file
+    beside that of the training may be in UTF-8 all the same.
 
     Raises `DataError`: the file cannot be read, is no table, or its columns have no names or equal ones.
     """
+    options = like.options if like else options
+    texts = {*targets, *options.text_columns, *options.csv.get("parse_dates", ())}
+    if like:
+        texts = {*like.categories, *like.kinds, *((*like.targets, *targets) if like.classes else ())}
     called, given = shown_path(path), options.csv.get("encoding", "utf-8")
     try:
         with open_regular(path) as file:
@@ -86,24 +216,16 @@ def read_table(path: Path, options: TableOptions, texts: Collection[str] = (), k
             if path.suffix.lower() == ".parquet":
                 return Table(_read_parquet(called, file), options)
             marked = _announced(called, file, given)
-        try:
-            return _Text(path, called, marked or ("utf-8" if known.inputs else given), options, known).read(texts)
-        except UnicodeError:
-            if marked or given == "utf-8" or not known.inputs:
-                raise
-        return _Text(path, called, given, options, known).read(texts)
+        for encoding in [marked] if marked else dict.fromkeys(["utf-8", given] if like else [given]):
+            try:
+                return _Text(path, called, encoding, options, like).read(texts)
+            except UnicodeError as error:
+                problem = error
+        what = f"byte {problem.object[problem.start]:#04x}" if isinstance(problem, UnicodeDecodeError) else problem
+        how = "save it as UTF-8, or train with its encoding in data.csv.encoding, such as cp1252 of Windows"
+        raise DataError(f"{called} is not a text file in {encoding.upper()} ({one_line(str(what))}); {how}")
     except OSError as error:
         raise DataError(f"{called}: cannot be read: {error.strerror or one_line(str(error))}") from error
-    except UnicodeDecodeError as error:
-        before, after = error.object[: error.start], error.object[error.start :]
-        text = (before.rpartition(b"\n")[2][-12:] + after.partition(b"\n")[0][:12]).decode("cp1252", "replace").strip()
-        how = "save it as UTF-8 (iconv -f cp1252 -t utf-8)" if known.inputs else 'set data.csv.encoding = "cp1252"'
-        what = f"{given.upper()}: byte {error.object[error.start]:#04x} ({error.reason})"
-        raise DataError(
-            f"{called} is not a text file in {what}; {how} if {printable(text, 40)} is text of Windows"
-        ) from error
-    except UnicodeError as error:
-        raise DataError(f"{called} is not a text file in {given}: {one_line(str(error))}") from error
     except MemoryError:
         raise DataError(f"{called}: the table does not fit into the memory") from None
 
@@ -145,8 +267,9 @@ def _announced(called: str, file: io.BufferedReader, given: str) -> str | None:
 class _Text:
     """A file of text, and the arguments of pandas for it, with what is found in its first lines."""
 
-    def __init__(self, path: Path, called: str, encoding: str, options: TableOptions, known: Known) -> None:
-        self.path, self.called, self.options, self.known = path, called, options, known
+    def __init__(self, path: Path, called: str, encoding: str, options: TableOptions, like: Any) -> None:
+        self.path, self.called, self.options, self.like = path, called, options, like
+        self.known_inputs = set() if like is None else {*like.columns}
         self.csv: dict[str, Any] = {**options.csv, "encoding": encoding}
         header = options.csv.get("header", "None" if "names" in options.csv else 0)
         self.header: int | None = None if header == "None" else header
@@ -194,10 +317,8 @@ class _Text:
 
     def split(self, separator: str) -> list[list[str]]:
         """The records of the first lines that are not blank."""
-        comment, form = (
-            self.csv.get("comment"),
-            {key: self.csv[key] for key in ("quotechar", "escapechar") if key in self.csv},
-        )
+        form = {key: self.csv[key] for key in ("quotechar", "escapechar") if key in self.csv}
+        comment = self.csv.get("comment")
         lines = [line.partition(comment)[0] if comment else line for line in self.lines]
         if separator == r"\s+":
             lines, separator = [" ".join(line.split()) for line in lines], " "
@@ -206,7 +327,7 @@ class _Text:
 
     def separated(self) -> list[list[str]]:
         """Find the separator, and return the first records."""
-        own, inputs, found = [self.csv["sep"]] if "sep" in self.csv else [], set(self.known.inputs), {}
+        own, inputs, found = [self.csv["sep"]] if "sep" in self.csv else [], self.known_inputs, {}
         others = SEPARATORS if not own or (inputs and (self.header is not None or len(inputs) > 1)) else ()
         for separator in dict.fromkeys([*own, *others]):
             try:
@@ -231,7 +352,7 @@ class _Text:
 
     def columns(self) -> tuple[list[str], bool]:
         """The names of all columns, empty for those without, and whether rows begin with a name of their own."""
-        records, known, called = self.records, self.known, self.called
+        records, inputs, called = self.records, self.known_inputs, self.called
         names = [] if self.header is None else list(as_names(next(iter(records[self.header :]), [])))
         rows = records if self.header is None else records[self.header + 1 :]
         if self.header is not None and not any(names):
@@ -244,30 +365,29 @@ class _Text:
         if len(names) == width == 1 and {len(row[0].split()) for row in rows} == {len(names[0].split())} != {1}:
             how = r"if spaces separate columns, set data.csv.sep = '\s+'"
             raise DataError(f"{called}: it has one column, {printable(names[0], 80)}; {how}")
-        quoted = [cell for cell in rows[0] if re.fullmatch("'.*'", cell)]
-        if 2 * len(quoted) >= width and "quotechar" not in self.csv:
+        if 2 * sum(cell[:1] == cell[-1:] == "'" for cell in rows[0]) >= width and "quotechar" not in self.csv:
             raise DataError(f'{called}: cells are in single quotation marks: set data.csv.quotechar = "\'"')
-        if "header" not in self.csv and not {*known.inputs}.intersection(names) and _are_data(names, rows):
+        if "header" not in self.csv and inputs.isdisjoint(names) and _are_data(names, rows):
             raise DataError(f"{called}: the first line seems to hold data ({column_list(names)}); {FIRST_LINE}")
         if "names" in self.csv:
             names = self.given_names(len(names), self.csv["names"])
         if width == len(names) + 1 > 2 and names[-1]:
-            are_first = known.has_row_names if known.inputs else len({row[0] for row in rows}) == len(rows) > 1
-            if not known.has_row_names and not any("".join(row[len(names) :]) for row in rows):
+            has_row_names = self.like.has_row_names if self.like else len({row[0] for row in rows}) == len(rows) > 1
+            if not (self.like and has_row_names) and not any("".join(row[len(names) :]) for row in rows):
                 return [*names, ""], False  # the rows end with separators
-            if are_first:
+            if has_row_names:
                 return ["", *names], True
-        are_short = width < len(names) not in map(len, rows) and "\n" not in rows[0][-1]  # of an open quotation mark
-        if width > len(names) or (are_short and not known.inputs):
+        if width > len(names):
             which = f"(its columns are separated by {self.csv['sep']!r}){PREAMBLE}"
             raise DataError(f"{called}: the first row has {width} cells, the header line has {len(names)} {which}")
         return names, False
 
     def given_names(self, columns: int, names: Sequence[str]) -> list[str]:
         """`names`, or those but the known targets in a table that lacks these; numbers go on."""
-        if list(names) == [str(n) for n in range(columns)] and not {*names}.issuperset(self.known.inputs):
-            names = [str(number) for number in range(columns + len(self.known.targets))]
-        for those in (list(names), [name for name in names if name not in self.known.targets]):
+        targets = self.like.targets if self.like else ()
+        if list(names) == [str(n) for n in range(columns)] and not self.known_inputs.issubset(names):
+            names = [str(number) for number in range(columns + len(targets))]
+        for those in (list(names), [name for name in names if name not in targets]):
             if len(those) == columns:
                 return those
         raise SettingError("data.csv.names", list(names)[:NAMES_SHOWN], f"{self.called} has {columns} columns")
@@ -279,25 +399,24 @@ class _Text:
         if (columns := len(self.names)) > MOST_COLUMNS:
             how = f"are more than {MOST_COLUMNS:,}, which a table may have; store numbers as arrays in an .npz file"
             raise DataError(f"{self.called}: {columns:,} columns {how}")
-        options = {key: value for key, value in self.csv.items() if key not in OURS} | more
+        options = {key: value for key, value in self.csv.items() if key not in NOT_PASSED} | more
         options |= {} if pandas.__version__ >= "3.1" else {"float_precision": "round_trip"}  # now the default
         options |= {"header": self.header, "names": range(columns), "index_col": False, "skipinitialspace": True}
         try:
             with warnings.catch_warnings(), self.opened() as file:
                 warnings.simplefilter("error", pandas.errors.ParserWarning)
                 return pandas.read_csv(file, low_memory=False, **options)
-        except UnicodeDecodeError:
+        except UnicodeError:
             raise
         except (ValueError, OverflowError, pandas.errors.ParserWarning) as error:
-            text = f" is not a text file of columns: {one_line(str(error))[:200]}"
-            if found := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error)):
-                text = f", line {found[2]}: {found[3]} cells, the first row has {found[1]}{PREAMBLE}"
+            text = one_line(str(error)).rpartition("C error: ")[2][:200]
+            text = text.replace("EOF inside string", "a quotation mark that is not closed,")
+            if "Expected" in text:  # another number of cells
+                text += PREAMBLE
                 text += (
                     "" if "escapechar" in self.csv else r"; if \" is a quotation mark, set data.csv.escapechar = '\'"
                 )
-            elif found := re.search(r"EOF inside string starting at row (\d+)", str(error)):
-                text = f", row {found[1]}: a quotation mark is not closed"
-            raise DataError(f"{self.called}{text}") from error
+            raise DataError(f"{self.called} is not a text file of columns: {text}") from error
 
 
 def _are_data(names: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:

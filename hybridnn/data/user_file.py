@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,17 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.errors import DataError, SettingError, warn_caller
-from hybridnn.utils.files import open_regular
-from hybridnn.utils.text import NAMES_SHOWN, alike, column_list, command_argument, shown_path, user_path
+from hybridnn.utils.text import NAMES_SHOWN, column_list, command_argument, shown_path, user_path
 
 from .dataset import Dataset
 from .loaders import LOSS_DECIDES, label_warning, user_arrays
 from .rows import ArrayRows, Task, constant_targets
 from .table_encoding import TableEncoding
-from .table_file import Table, named_frame, read_table
-from .table_fitting import examine
-from .table_options import TableOptions, as_names, require_columns
-from .table_problems import require_no_problem
+from .table_file import Table, TableOptions, as_names, named_frame, read_table, require_columns
+from .table_fitting import examine, require_no_problem
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -83,20 +80,17 @@ def read_file(
     training: Training | None,
 ) -> Dataset:
     """As `load_file`, without a warning."""
-    path, options, names = user_path(path), options or TableOptions(), (as_names(targets), as_names(inputs))
-    if has_table(path, "data.file", f"data.file = {str(path)!r}"):
-        if not names[0]:
+    path, options, named = user_path(path), options or TableOptions(), (as_names(targets), as_names(inputs))
+    if has_table(path, "data.file"):
+        table = read_table(path, options, named[0], encoding)
+        if not named[0]:
             how = "a table needs the names of its target columns, as in --targets price"
             raise SettingError("data.targets", [], how)
-        table = read_like(path, encoding, names[0]) if encoding else read_for_training(path, options, names[0])
-        return _dataset_from_table(table, path.name, shown_path(path), *names, task, encoding, training)
-    for setting, value, array in zip(("targets", "inputs"), names, ("y_train", "x_train"), strict=True):
-        if value:
-            shown = list(value[:NAMES_SHOWN])
-            raise SettingError(f"data.{setting}", shown, f"only for tables; an .npz file has {array}")
-    for option in fields(options):
-        if (given := getattr(options, option.name)) != getattr(TableOptions(), option.name):
-            raise SettingError(f"data.{option.name}", given, "only for tables, which an .npz file is not")
+        return _dataset_from_table(table, path.name, shown_path(path), *named, task, encoding, training)
+    given = dict(zip(("targets", "inputs"), map(list, named), strict=True)) | vars(options)
+    for key, value in given.items():
+        if value and value != vars(TableOptions()).get(key):
+            raise SettingError(f"data.{key}", value, "only for tables; an .npz file has x_train and y_train")
     return user_arrays(path, task)
 
 
@@ -128,30 +122,12 @@ def _warned(data: Dataset) -> Dataset:
     return data
 
 
-def has_table(path: Path, setting: str, called: str) -> bool:
-    """Whether a file of a user has a table; an error for files of other kinds, and for those that cannot be opened."""
+def has_table(path: Path, setting: str) -> bool:
+    """Whether a file of a user has a table, by the end of its name; `SettingError` for files of other kinds."""
     if path.suffix.lower() not in SUFFIXES:
         how = "must end in .npz, .csv, .tsv, .txt or .parquet: save a sheet as .csv, and unpack what is compressed"
         raise SettingError(setting, str(path), f"the name of the file {how}")
-    try:
-        open_regular(path).close()
-    except FileNotFoundError:
-        raise DataError(f"{called}: no such file") from None
-    except OSError as error:
-        raise DataError(f"{called}: cannot be read: {error.strerror}") from error
     return path.suffix.lower() in TABLES
-
-
-def read_for_training(path: Path, options: TableOptions, targets: Sequence[str]) -> Table:
-    """Read a table of which nothing is known; targets, columns of text and dates are read as text."""
-    whole = (", ".join(targets), ",".join(targets))
-    return read_table(path, options, {*targets, *whole, *options.text_columns, *options.csv.get("parse_dates", ())})
-
-
-def read_like(path: Path, encoding: TableEncoding, targets: Sequence[str] = ()) -> Table:
-    """Read a table as the one of the training, whose targets may be absent."""
-    texts = encoding.texts | ({*targets} if encoding.classes else set())
-    return read_table(path, encoding.options, texts, encoding.known)
 
 
 def _dataset_from_table(
@@ -165,13 +141,13 @@ def _dataset_from_table(
     training: Training | None,
 ) -> Dataset:
     frame, options, warnings = table.frame, table.options, list[str]()
-    is_fitted, targets = encoding is not None, whole_names(frame, called, targets)
+    is_fitted = encoding is not None
     if encoding is None:
         columns = choose_columns(frame, called, targets, inputs, options.drop_columns)
         found = examine(table, called, columns, targets, task)
         hint = f"; hybridnn data check {command_argument(called)} shows every column" if table.raw else ""
         require_no_problem(called, found.problems, hint)
-        encoding = replace(found.encoding, has_row_names=table.has_row_names).with_means(frame, called, training)
+        encoding = found.encoding.with_means(frame, called, training)
         warnings = [f"{called}: {note}" for note in found.notes]
     x, y, dropped = encoding.encode(frame, called, targets=targets)
     if y is None or not len(x):
@@ -205,30 +181,15 @@ def choose_columns(
     """Input columns, in order: `inputs`, or all that are no targets and not dropped."""
     require_columns(called, table, dropped, "which data.drop_columns names")
     require_columns(called, table, inputs, "which the inputs need")
-    left_out = {*targets, *dropped}
-    columns = list(inputs) or [name for name in table.columns if name not in left_out]
-    if not columns or len({*columns, *targets}) != len(columns) + len(targets):
-        setting, value = ("data.inputs", inputs) if inputs else ("data.targets", targets)
-        allowed = f"each name once, and at least one column left as input; {called} has {column_list(table.columns)}"
-        raise SettingError(setting, list(value[:NAMES_SHOWN]), allowed)
-    for setting, names in (("data.inputs", inputs), ("data.targets", targets)):
-        if both := sorted({*names} & {*dropped}):
-            raise SettingError("data.drop_columns", both, f"also in {setting}")
+    require_columns(called, table, targets, "which data.targets names")
+    used = Counter([*inputs, *targets, *dropped])
+    if twice := [name for name, times in used.items() if times > 1]:
+        how = "each column only once in data.inputs, data.targets and data.drop_columns"
+        raise SettingError("data.targets" if {*twice} & {*targets} else "data.inputs", twice[:NAMES_SHOWN], how)
+    columns = list(inputs) or [name for name in table.columns if name not in used]
+    if not columns:
+        raise SettingError("data.targets", list(targets[:NAMES_SHOWN]), f"leaves no column of {called} as input")
     return columns
-
-
-def whole_names(table: DataFrame, called: str, targets: Sequence[str]) -> tuple[str, ...]:
-    """The target columns, one name put together again if it was split at its commas; `SettingError` without them."""
-    there = set(table.columns)
-    for whole in (", ".join(targets), ",".join(targets)):
-        if whole in there:
-            return (whole,)
-    if missing := [name for name in targets if name not in there]:
-        names = list(table.columns)
-        has = f"it has {column_list(names)}{alike(missing[0], names)}"
-        has += """; names with commas are given as a list: '["a, b"]'""" * any("," in name for name in names)
-        raise SettingError("data.targets", missing[0], f"{called} has no such column; {has}")
-    return tuple(targets)
 
 
 def task_reason(encoding: TableEncoding, targets: Sequence[str], task: Task | None) -> str:

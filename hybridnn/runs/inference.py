@@ -19,9 +19,8 @@ from hybridnn.config.settings import TABLE_KEYS, DataSettings, settings_from
 from hybridnn.data import ArrayRows, Dataset, Rows, StandardizedRows, SubsetRows, TableEncoding, split_dataset
 from hybridnn.data.loaders import npz_samples
 from hybridnn.data.rows import as_rows
-from hybridnn.data.table_file import Table, read_table
-from hybridnn.data.table_options import TableOptions, require_columns
-from hybridnn.data.user_file import SUFFIXES, TABLES, has_table, read_like
+from hybridnn.data.table_file import Table, TableOptions, read_table, require_columns
+from hybridnn.data.user_file import SUFFIXES, TABLES, has_table
 from hybridnn.errors import DataError, SettingError
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.runs.data import PlacedData, place_data
@@ -336,7 +335,7 @@ def load_samples(
         Without `encoding`, how a table is read.
     """
     path = Path(path)
-    if has_table(path, "samples", shown_path(path)):
+    if has_table(path, "samples"):
         samples = _samples_from_table(path, targets, encoding, options or TableOptions())
     else:
         samples = InputSamples(npz_samples(path))
@@ -352,8 +351,8 @@ def load_samples(
 def _samples_from_table(
     path: Path, targets: Sequence[str], encoding: TableEncoding | None, options: TableOptions
 ) -> InputSamples:
-    table = read_like(path, encoding) if encoding else read_table(path, options)
-    names, left_out = list(table.frame.columns), {*targets, ", ".join(targets), ",".join(targets)}
+    table = read_table(path, options, like=encoding)
+    names, left_out = list(table.frame.columns), {*targets}
     if encoding is None:
         inputs = tuple(name for name in names if name not in left_out.union(options.drop_columns))
         encoding = TableEncoding(inputs, options=table.options)

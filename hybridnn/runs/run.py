@@ -18,7 +18,7 @@ from hybridnn.comm.hosts import LoadMeter, node_loads
 from hybridnn.comm.recorder import Recorder
 from hybridnn.config.settings import ParallelSettings, Settings
 from hybridnn.data import Dataset
-from hybridnn.data.table_problems import TableError
+from hybridnn.data.table_fitting import TableError
 from hybridnn.errors import EnvironmentProblem, HybridnnError, NonFiniteLossError, SettingError
 from hybridnn.parallel.grid import ProcessGrid, all_ranks_group
 from hybridnn.runs.callbacks import BestWeights, Checkpoints, Patience, StopSignals, restore_best_weights

@@ -9,12 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from hybridnn.data.rows import Task
-from hybridnn.data.table_columns import number_block, read_columns
-from hybridnn.data.table_file import Table
-from hybridnn.data.table_fitting import Examination, examine
-from hybridnn.data.table_options import TableOptions, as_names
-from hybridnn.data.table_problems import Problem
-from hybridnn.data.user_file import choose_columns, read_for_training, task_reason, whole_names
+from hybridnn.data.table_encoding import number_block, read_columns
+from hybridnn.data.table_file import Table, TableOptions, as_names, read_table
+from hybridnn.data.table_fitting import Examination, Problem, examine
+from hybridnn.data.user_file import choose_columns, task_reason
 from hybridnn.utils.text import printable, shown_path
 
 
@@ -50,12 +48,10 @@ def check_table(
     options: TableOptions | None = None,
 ) -> TableCheck:
     """Examine a table; without targets, all columns are inputs. Parameters and errors as for `load_file`."""
-    table, called = read_for_training(path, options or TableOptions(), as_names(targets)), shown_path(path)
+    table, called = read_table(path, options or TableOptions(), as_names(targets)), shown_path(path)
     frame, dropped = table.frame, table.options.drop_columns
-    columns = [name for name in frame.columns if name not in dropped]
-    names = whole_names(frame, called, as_names(targets)) if targets else ()
-    if names:
-        columns = choose_columns(frame, called, names, as_names(inputs), dropped)
+    names = as_names(targets)
+    columns = choose_columns(frame, called, names, as_names(inputs), dropped)
     found = examine(table, called, columns, names, task)
     is_known = all(problem.column or "missing_targets" in problem.settings for problem in found.problems)
     reason = task_reason(found.encoding, names, task) if names and is_known else ""

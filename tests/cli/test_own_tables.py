@@ -123,7 +123,7 @@ def test_inputs_can_be_chosen(run_hybridnn: Run, table: Callable[..., Any]) -> N
     assert run_hybridnn("train", "--file", "same.csv", *CHURN, *SMALL, "--out", "same", "-q")[0] == 0
     assert_same_weights("run", "same")
     assert run_hybridnn("evaluate", "run")[::2] == (0, "")
-    for wrong, message in (("0", "data.inputs = ['0', '0']: each name once"), ("height", "no column 'height'")):
+    for wrong, message in (("0", "data.inputs = ['0']: each column only once"), ("height", "no column 'height'")):
         assert message in error_line(run_hybridnn(*train, "--set", f'data.inputs=["0", "{wrong}"]'))
 
 
@@ -212,7 +212,10 @@ def test_data_are_found_from_another_folder_or_named_where_they_moved(
     before = change_folder(monkeypatch)
     assert figures(run_hybridnn, "../run") == figures(run_hybridnn, "../run", "--data", "../num.csv") == expected
     (before / "num.csv").rename(before / "moved.csv")
-    assert error_line(run_hybridnn("evaluate", "../run")) == f"Error: data.file = '{before}/num.csv': no such file"
+    assert (
+        error_line(run_hybridnn("evaluate", "../run"))
+        == f"Error: {before}/num.csv: cannot be read: No such file or directory"
+    )
     loss, _, samples = figures(run_hybridnn, "../run", "--data", "../moved.csv")
     test, train = expected[2], of_train[2]
     assert samples == test + train == SAMPLES
@@ -361,11 +364,11 @@ RATES = rows("rate,size,y", "5%,#,p", "7%,#,q")
         (
             rows("day,b,y", "1/2/2021,#,p", "1/3/2021,#,q"),
             "",
-            "read with data.csv.parse_dates",
+            "read dates with data.csv.parse_dates",
             "--set data.drop_columns=day",
         ),
         (rows("b,y", "#,p", "#,q") + "Total,p\n", "", FIRST, ""),
-        (rows("b,y", "#,null", "#,p", "#,q"), "--missing drop", "if 'null' is a class", "--set data.missing=drop"),
+        (rows("b,y", "#,null", "#,p", "#,q"), "--missing drop", "if 'null' is a value", "--set data.missing=drop"),
         (rows("b,y", "#,null", "#,p", "#,q"), "", FIRST, ""),
         (rows("b,y", "#,1", "#,2", "#,none"), "", FIRST, ""),
         (rows("b,y", "7%,1", "9%,2"), "", FIRST, None),
@@ -435,7 +438,9 @@ def test_rows_with_gaps_are_left_out_of_training_and_evaluation(run_hybridnn: Ru
     people.to_csv("new.csv", index=False)
     found = json.loads(run_hybridnn("evaluate", "run", "--data", "new.csv", "--format", "json")[1])
     assert found["samples"] == PEOPLE - 3
-    assert "missing values in 3 of 150 rows: age (3 rows)" in error_line(run_hybridnn("predict", "run", "new.csv"))
+    assert "missing values in 3 of 150 rows, first in row 4: age" in error_line(
+        run_hybridnn("predict", "run", "new.csv")
+    )
 
 
 def test_damaged_file_of_columns_is_named(run_hybridnn: Run, people: pd.DataFrame) -> None:
@@ -455,6 +460,6 @@ def test_a_wide_table_that_cannot_be_used_is_refused_in_one_line(run_hybridnn: R
     header = ",".join(f"column {number}" for number in range(columns))
     Path("wide.csv").write_text(f"{header},y\n{'x,' * columns}p\n{'1,' * columns}q\n")
     line = error_line(run_hybridnn("train", "--file", "wide.csv", "--targets", "y"))
-    assert "(1) text in column 0 (1 row, 'x' in row 1), (2) text in column 1" in line
-    assert " and 188 more; what may solve them: --set data.categories=one-hot" in line
+    assert "(1) text in column 0 ('x' in row 1), (2) text in column 1" in line
+    assert " and 188 more; what may solve them: data.categories = 'one-hot'" in line
     assert len(line) < 1500

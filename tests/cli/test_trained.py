@@ -175,7 +175,7 @@ def test_classes_that_never_occur_have_scores_of_zero() -> None:
     ("arguments", "message"),
     [
         (["--data", "digit"], "digits"),
-        (["--data", "absent.csv"], "data.file = 'absent.csv': "),
+        (["--data", "absent.csv"], "absent.csv: cannot be read: No such file or directory"),
         (["--data", "x.csv"], "data.targets = []: "),
         (["--data", "synthetic"], "synthetic is for regression; run was trained for classification"),
         (["--data", "other.npz"], "other.npz: y_train is float64"),
@@ -240,7 +240,7 @@ def test_file_that_is_there_is_replaced_only_with_force(run: Run, command: tuple
     ("command", "message"),
     [
         ("predict absent x.npz", "Error: absent is not a run folder"),
-        ("predict run absent.npz", "Error: absent.npz: no such file"),
+        ("predict run absent.npz", "Error: absent.npz: there is no such file"),
         (
             "predict run run/config.toml",
             "'run/config.toml': the name of the file must end in .npz, .csv, .tsv, .txt or .parquet",

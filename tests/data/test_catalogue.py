@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hybridnn.config.settings import load_settings
-from hybridnn.data import catalogue, dataset_info, load
+from hybridnn.data import catalogue, dataset_info, loaders
 from hybridnn.data.dataset import Dataset, DatasetInfo, Member, RemoteFile
 from hybridnn.data.download import open_members
 from hybridnn.data.rows import ArrayRows
@@ -82,7 +82,7 @@ MINE = DatasetInfo(
 def test_a_data_set_is_added_by_its_entry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, all_of: Callable[..., Any]
 ) -> None:
-    monkeypatch.setattr(load, "ENTRIES", (*load.ENTRIES, MINE))
+    monkeypatch.setattr(loaders, "ENTRIES", (*loaders.ENTRIES, MINE))
     monkeypatch.setenv("HYBRIDNN_DATA", str(tmp_path))
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "mine.dat").write_bytes(TABLE)

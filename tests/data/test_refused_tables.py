@@ -10,32 +10,25 @@ import pytest
 
 from hybridnn.config.settings import load_settings
 from hybridnn.data import TableOptions, load_file
-from hybridnn.data.table_problems import options_text, settings_of
+from hybridnn.data.table_fitting import settings_of
 from hybridnn.errors import DataError, HybridnnError, SettingError
 from hybridnn.runs.table_check import check_table
 from reference.own_tables import rows, table
 
 ONE_HOT = TableOptions(categories="one-hot")
-NUMBERS = [f"{n},{37 * n}" for n in range(60)]
 
 FOLLOWED: dict[str, tuple[str | bytes, str, str, str]] = {
     "odd cells": (
         rows("a,y", *["#,p"] * 5, *["#,q"] * 4, "n.a.,q"),
-        "a: 10 of 100 cells are no numbers .'n.a.' in rows 10, 20, 30, ….; if missing values are written as 'n.a.'",
+        "a: 10 of 100 cells are no numbers .'n.a.' in row 10.; if these are missing values, add them to data.csv.na_v",
         "csv.na_values=n.a. missing=mean",
         "classification: 2 classes (p, q)",
     ),
     "odd targets": (
         rows("a,y", *["#,#.5"] * 9, "#,?"),
-        "y: 10 of 100 cells are no numbers .'.' in rows 10, 20, 30, ….; .* set data.missing_targets to \"drop\"",
-        "csv.na_values=? missing_targets=drop",
-        "regression: y has decimal points; 10 of 100 rows",
-    ),
-    "odd quantities": (
-        rows("a,y", *NUMBERS, "8,?", times=1),
-        "y: 1 of 61 cells are no numbers .* set model.loss to mse",
+        "y: 10 of 100 cells are no numbers .'.' in row 10.; .* set data.missing_targets .*; set model.loss to mse",
         "csv.na_values=? missing_targets=drop model.loss=mse",
-        "regression: by the loss",
+        "regression: by the loss, mse; 10 of 100 rows",
     ),
     "two readings of a comma": (
         rows("a;y", "1,018;p", "700;q"),
@@ -43,34 +36,22 @@ FOLLOWED: dict[str, tuple[str | bytes, str, str, str]] = {
         "csv.thousands=,",
         "classification",
     ),
-    "most commas before three digits": (
-        rows("a;y", *(f"1,{n};{'pq'[n % 2]}" for n in range(100, 160)), "1,5;p", times=2),
-        "'1,100' may be read in two ways",
-        "csv.decimal=,",
-        "classification",
-    ),
     "a target with commas": (
         rows("a;y", *(f"{n};{n},250" for n in range(1, 30)), times=1),
-        "y: '.,250' may be read in two ways",
+        "y: '1,250' may be read in two ways",
         "csv.thousands=,",
         "regression: y has decimal points",
     ),
-    "decimal commas": (
+    "decimal commas and points of thousands": (
         rows("a;b;y", "1,5;1.200;p", "2,25;1.340;q"),
-        "2 problems: .1. b: '1.200' may be read in two ways, .2. a: numbers are written as '1,5'; what may",
+        "2 problems: .1. b: '1.200' may be read in two ways, .2. a: '1,5' may be read in two ways; set data.csv.thous",
         "csv.decimal=, csv.thousands=.",
         "classification",
     ),
     "spaces of thousands": (
         rows("a,y", "1\u00a0200,p", "7,q"),
-        'a: numbers are written as .* set data.csv.thousands = " "',
+        'a: .* may be read in two ways; set data.csv.thousands = " " if it separates thousands$',
         "csv.thousands=' '",
-        "classification",
-    ),
-    "points before three digits": (
-        rows("a,y", "1.018,p", "700,q"),
-        'a: \'1.018\' may be read in two ways; set data.csv.thousands = "." .* data.csv.decimal = "." if it is a dec',
-        "csv.thousands=.",
         "classification",
     ),
     "all points before three digits": (
@@ -81,13 +62,13 @@ FOLLOWED: dict[str, tuple[str | bytes, str, str, str]] = {
     ),
     "dates with the day first": (
         rows("a,y", "31.12.2020,p", "1.2.2021,q"),
-        "text in a .* dates must be written as 2020-12-31, or read with data.csv.parse_dates, and data.csv.dayfirst",
+        "text in a .* read dates with data.csv.parse_dates, and data.csv.dayfirst",
         "csv.parse_dates=a csv.dayfirst=true",
         "classification",
     ),
     "None": (
         rows("a,y", "#,None", "#,Major", "#,Minor"),
-        "if 'None' is a class, set data.csv.keep_default_na = false, and data.csv.na_values = \"\" for empty",
+        "if 'None' is a value, set data.csv.keep_default_na = false, and data.csv.na_values = \"\" for empty",
         "csv.keep_default_na=false csv.na_values=",
         "classification: 3 classes (Major, Minor, None)",
     ),
@@ -123,19 +104,13 @@ FOLLOWED: dict[str, tuple[str | bytes, str, str, str]] = {
     ),
     "a title": (
         "Sales of 2020\n" + rows("a,y", "#,p", "#,q"),
-        "the header line has 1 .* if lines precede the names, set data.csv.skiprows to their number",
+        "the header line has 1 .* set data.csv.skiprows to their number, or data.csv.comment to their sign",
         "csv.skiprows=1",
-        "classification",
-    ),
-    "comments": (
-        "# Sales\n\n# 2020\n" + rows("a,y", "#,p", "#,q"),
-        "data.csv.comment to their sign",
-        "csv.comment=#",
         "classification",
     ),
     "bytes": (
         rows("a,y", "größer,p", "b,q").encode("cp1252"),
-        'set data.csv.encoding = "cp1252" if größer,p is text of Windows',
+        "not a text file in UTF-8 .byte 0xf6.; save it as UTF-8, or train with its encoding in data.csv.encoding",
         "csv.encoding=cp1252 categories=one-hot",
         "classification",
     ),
@@ -158,38 +133,36 @@ def test_the_advice_of_a_refusal_helps(kind: str, tmp_path: Path) -> None:
 
 
 REFUSED: dict[str, tuple[str | bytes, str]] = {
-    "infinite numbers": (rows("a,y", "inf,p", "7,q", "1,p"), "infinite values in 10 of 30 rows: a .10 rows."),
-    "versions": (rows("a,y", "1.0.0,p", "1.0.2,q", "2.1.0,q"), "dates must be written as .* or leave the column out"),
-    "a unit": (rows("a,y", "5 km,p", "7.5 km,q"), "without signs and units such as 'km': change the column"),
-    "many odd cells": (rows("a,y", "5,p", "7,q", "2,q", "x,q", "z,p"), "as 'x', 'z', add .*; if the column"),
-    "percent signs": (rows("a,y", "5%,p", "7%,q"), "no cell is a number .* without signs and units such as '%'"),
-    "parentheses": (rows("a,y", "(0.5),p", "7,q"), "written as -1234.5, without signs and units such as '[(]'"),
-    "currency": (rows("a,y", "€5,p", "€7,q"), "such as '€'"),
-    "currency in letters": (rows("a,y", "CHF 5.50,p", "CHF 7'200.50,q"), "such as 'CHF'"),
-    "targets in dollars": (rows("a;y", "#;$1,#"), "y: .* such as '[$]'"),
-    "a row of totals": (rows("a,y", "5,p", "7,q") + "Total,p\n", "'Total' in row 21.; correct this cell, or remove"),
-    "units": ("t,p,y\ns,hPa,-\n" + rows("1,2,p", "3,4,q"), "2 problems: .*'s' in row 1.*; correct this cell"),
+    "infinite numbers": (rows("a,y", "inf,p", "7,q", "1,p"), "infinite values in 10 of 30 rows, first in row 1: a"),
+    "versions": (rows("a,y", "1.0.0,p", "1.0.2,q", "2.1.0,q"), "read dates with .* or leave the column out"),
+    "odd words": (rows("a,y", "5,p", "7,q", "2,q", "x,q", "z,p"), "'x' in row 4, 'z' in row 5.; correct these cells"),
+    "percent signs": (rows("a,y", "5%,p", "7%,q"), "a: no cell is a number .* -1234.5, without signs and units"),
+    "parentheses": (rows("a,y", "(0.5),p", "7,q"), "a: 10 of 20 cells are no numbers .* without signs and units"),
+    "targets in dollars": (rows("a;y", "#;$1,#"), "y: no cell is a number .* without signs and units"),
+    "a row of totals": (rows("a,y", "5,p", "7,q") + "Total,p\n", "'Total' in row 21.; correct .* or remove their rows"),
+    "units": ("t,p,y\ns,hPa,-\n" + rows("1,2,p", "3,4,q"), "2 problems: .*'s' in row 1.*; correct these cells"),
     "labels that differ": (rows("a,y", "#,name #", times=20), "different texts in .* a class needs several rows"),
-    "truth values beside numbers": (rows("a,y", "TRUE,p", "0,q", "1,q"), "true and false alone, or 1 and 0 alone"),
     "an empty column": (rows("a,b,y", "1,,p", "2,,q"), "b is empty; leave the column out with data.drop_columns"),
-    "an id": (rows("a,y", "c#,p", "c#,q", times=20), "40 different values in 40 rows, as of an id"),
+    "an id": (rows("a,y", "c#,p", "c#,q", times=20), "'c0' in row 1, 40 different values in 40 rows"),
     "one class": (rows("a,y", "1,p", "2,p"), "all labels are p; classification needs at least 2 classes"),
     "no header": (rows("5.1,3.5,setosa", "4.9,3.0,virginica"), 'hold data .* data.csv.header = "None" if it is'),
     "no header, and more words": (rows("39,State,Never", "50,Private,Married", "38,State,Wed"), "hold data"),
     "no header, and words alone": (rows("x,n,o", "x,n,o", "b,n,x"), "the first line seems to hold data .x, n, o."),
     "no header, and equal cells": (rows("x,x,n", "b,s,t"), "several columns are named 'x'; set data.csv.header"),
-    "zeros as header": (rows("0,0,0,7", "1,2,0,4"), "the first line seems to hold data"),
+    "equal names": ("a,a,y\n1,2,3\n", "mine.csv: several columns are named 'a'"),
+    "no rows": ("a,y\n", "no line of data"),
+    "more cells than names": ("a,y\n1,2,3\n", "the first row has 3 cells, the header line has 2"),
+    "a column without cells": ("a,y\n1\n2\n", r"missing values in the target y \(2 rows"),
     "gzip": (b"\x1f\x8b\x08 and more", "is compressed: unpack it"),
     "a workbook": (b"PK\x03\x04 and more", r"as .xlsx and .ods files are: unpack it, or save the sheet as .csv"),
-    "an old workbook": (b"\xd0\xcf\x11\xe0 and more", "is a workbook of Excel"),
     "a web page": ("\n<!DOCTYPE html>\n<table>", "is a page of HTML or XML: save the table itself as .csv"),
     "a pointer": ("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 4\n", "git lfs pull fetches it"),
     "NUL": (rows("a,y", "1,p", "2\0,q"), "has the character NUL: it is damaged, or data.csv.encoding must name"),
     "marks that are escaped": (
         'a,b,y\n"size",1,p\n"size 5\\" x, long",2,q\n',
-        r"line 3: 4 cells, the first row has 3.* is a quotation mark, set data.csv.escapechar = '\\'",
+        r"Expected 3 fields in line 3, saw 4; .* is a quotation mark, set data.csv.escapechar = '\\'",
     ),
-    "an open quotation mark": ('a,y\n1,p\n2,"q\n', "a quotation mark is not closed"),
+    "an open quotation mark": ('a,y\n1,p\n2,"q\n', "a quotation mark that is not closed, starting at row 2"),
     "quoted names": (rows("'a','y'", "1,p", "2,q"), "\"'y'\" differs from it by its quotation marks"),
     "invisible letters": (rows("a,\u200by", "1,p", "2,q"), "differs from it by capitals or invisible letters"),
     "names with commas": (rows('"a, b","y, z"', "1,p", "2,q"), r"it has 'a, b', 'y, z'; names with .* '\[\"a, b\"\]'"),
@@ -214,34 +187,21 @@ def test_all_problems_are_named_at_once_with_settings_that_solve_them(tmp_path: 
     assert [(line.missing, line.different) for line in found.columns[:3]] == [(0, 40), (0, 2), (20, 1)]
     solved = settings_of(found.problems)
     assert solved == {"drop_columns": ["id"], "categories": "one-hot", "missing": "mean"}
-    assert options_text(solved) == "--set data.drop_columns=id --set data.categories=one-hot --set data.missing=mean"
     data = load_file(path, "y", options=TableOptions(**solved))  # type: ignore[arg-type]
     assert (data.inputs, data.features) == (("city", "age", "since"), 4)
-
-
-def test_a_name_that_was_split_at_its_comma_is_found(tmp_path: Path) -> None:
-    path = table(tmp_path, rows('"a, b","y, z"', "1,p", "2,q"))
-    for targets in (["y", "z"], ["y, z"]):
-        data = load_file(path, targets)
-        assert data.encoding is not None
-        assert (data.inputs, data.encoding.targets) == (("a, b",), ("y, z"[:4],))
 
 
 def test_a_warning_says_that_few_values_are_a_regression(tmp_path: Path) -> None:
     (warning,) = load_file(table(tmp_path, rows("a,y", "7,3.0", "8,4.0")), "y").warnings
     assert "y has the values 3, 4 with decimal points: a regression; set model.loss to cross_entropy" in warning
-    assert load_file(table(tmp_path, rows("a,y", *NUMBERS[:20], times=2)), "y", task="regression").warnings == ()
-    (warning,) = load_file(table(tmp_path, rows("StudentID,a,y", "#,1,p", "#,2,q")), "y").warnings
-    assert (
-        "StudentID seems to identify the rows; if it does nothing else, leave it out with data.drop_columns" in warning
-    )
+    assert load_file(table(tmp_path, rows("a,y", "7,3", "8,4")), "y", task="regression").warnings == ()
 
 
 def test_labels_that_are_left_out_are_said(tmp_path: Path) -> None:
     path = table(tmp_path, rows("a,y", "1,null", "2,Major", "3,nan", "4,Minor"))
     for key in ("missing", "missing_targets"):
         (note,) = check_table(path, "y", options=TableOptions(**{key: "drop"})).notes  # type: ignore[arg-type]
-        assert re.search(r"20 rows, .* are left out; if 'null', 'nan' are classes, set data.csv.keep_default_na", note)
+        assert re.search(r"20 rows, .* are left out; if 'null', 'nan' are values, set data.csv.keep_default_na", note)
         stated = TableOptions(**{key: "drop"}, csv={"na_values": ["nan", "null"]})  # type: ignore[arg-type]
         assert check_table(path, "y", options=stated).notes == ()
 

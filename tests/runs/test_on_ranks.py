@@ -108,7 +108,7 @@ def test_mistakes_are_raised_on_every_rank(comm: MPI.Intracomm, tmp_path: Path) 
     trained = open_run(run, None, grid.world)
     with pytest.raises(HybridnnError, match="no such file"):
         predict_file(trained, grid, run / "absent.npz")
-    for source, words in (("digits", "is for classification"), ("absent.csv", "no such file"), ("digit", "digits")):
+    for source, words in (("digits", "is for classification"), ("absent.csv", "No such file"), ("digit", "digits")):
         with pytest.raises(HybridnnError, match=words):
             evaluate_run(trained, grid, source)
     with pytest.raises(HybridnnError, match="no test part"):
