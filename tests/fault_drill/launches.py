@@ -10,7 +10,7 @@ import signal
 import subprocess
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,59 +46,37 @@ def launch(
     recipe: Recipe, arguments: list[str], injection: Injection | None, folder: Path, name: str, limit: float
 ) -> Launched:
     """Run ``hybridnn`` with `arguments` by `run_job`, and inject a fault."""
-
-    def command(markers: Path) -> list[str]:
-        orders: dict[str, object] = {"markers": str(markers), "rank": -1}
-        if injection is not None:
-            orders |= {name: getattr(injection, name) for name in ("moment", "call", "rank", "error")}
-            orders["waits"] = injection.delay is None
-        return recipe.command(json.dumps(orders), arguments)
-
+    orders: dict[str, object] = {"rank": -1}
     if injection is None:
-        return run_job(command, folder, name, limit, "without fault")
+        return run_job(lambda given: recipe.command(given, arguments), orders, folder, name, limit)
+    orders = {key: getattr(injection, key) for key in ("moment", "call", "rank", "error")}
+    orders |= {"waits": injection.delay is None, "title": str(injection)}
     act = partial(_carry_out, injection, folder)
-    return run_job(command, folder, name, limit, f"with fault: {injection}", marker=f"{HERE}{injection.rank}", act=act)
+    return run_job(lambda given: recipe.command(given, arguments), orders, folder, name, limit, act=act)
 
 
 def run_job(
-    command: Callable[[Path], list[str]],
+    command: Callable[[str], list[str]],
+    orders: Mapping[str, object],
     folder: Path,
     name: str,
     limit: float,
-    title: str,
     *,
-    marker: str | None = None,
-    act: Callable[[subprocess.Popen[bytes], Path], float] = lambda process, markers: time.monotonic(),
+    act: Callable[[subprocess.Popen[bytes], Path], float] | None = None,
     program: str = "",
+    starts: int = STARTS,
 ) -> Launched:
     """Run a command and wait until all its processes have ended; repeat it if mpirun could not start.
 
-    `command` returns the command for a folder, to which its ranks write marker files. It runs in `folder`, to which it
-    and its output are written under a name, the output after a title. `act` injects the fault when there is a file
-    `marker`, given the process and the folder of markers, and returns the time. `program` is a part of the command
-    lines of the processes that must have ended; by default all.
+    `command` returns the command for the orders of its ranks, with the folder to which they write marker files. It
+    runs in `folder`, to which it and its output are written under a name. `act` injects the fault at its moment, given
+    the process and the folder of markers, and returns the time. `program` is a part of the command lines of the
+    processes that must have ended; by default all.
     """
-    for number in range(1, STARTS):
-        attempt = name if number == 1 else f"{name}-start-{number}"
-        done = _run_once(command, folder, attempt, limit, title, marker, act, program)
-        if NOT_STARTED not in done.output:
-            return done
-    return _run_once(command, folder, f"{name}-start-{STARTS}", limit, title, marker, act, program)
-
-
-def _run_once(
-    command: Callable[[Path], list[str]],
-    folder: Path,
-    name: str,
-    limit: float,
-    title: str,
-    marker: str | None,
-    act: Callable[[subprocess.Popen[bytes], Path], float],
-    program: str,
-) -> Launched:
     markers = folder / f"{name}-markers"
     markers.mkdir(parents=True)
-    arguments = command(markers)
+    here = markers / f"{HERE}{orders['rank']}"
+    arguments = command(json.dumps({**orders, "markers": str(markers)}))
     output_file = folder / f"{name}.txt"
     mark = uuid.uuid4().hex
     environment = job_environment({"PYTHONPATH": str(TESTS), MARK: mark})
@@ -106,7 +84,7 @@ def _run_once(
     injected: float | None = None
     hung = None
     with open(output_file, "wb") as file:
-        file.write(f"{title}\n$ {shlex.join(arguments)}\n\n".encode())
+        file.write(f"{orders.get('title', 'without fault')}\n$ {shlex.join(arguments)}\n\n".encode())
         file.flush()
         before = file.tell()
         with started_job(arguments, stdout=file, environment=environment, folder=folder) as process:
@@ -114,21 +92,20 @@ def _run_once(
                 if time.monotonic() > start + limit:
                     hung = f"the job did not end within {limit:g} s"
                     break
-                if marker is not None and injected is None and (markers / marker).exists():
+                if act is not None and injected is None and here.exists():
                     injected = act(process, markers)
                 time.sleep(TICK)
             code = process.poll()
-            if hung is None:
-                hung = _wait_for_the_ranks(mark, program)
+            hung = hung or _wait_for_the_ranks(mark, program)
             end = time.monotonic()
-    if marker is not None and injected is None and (markers / marker).exists():  # the process ended first
-        injected = (markers / marker).stat().st_mtime - time.time() + time.monotonic()
+    if act is not None and injected is None and here.exists():  # the process ended first
+        injected = here.stat().st_mtime - time.time() + time.monotonic()
     output = output_file.read_bytes()[before:].decode(errors="replace")
     with open(output_file, "a") as file:
         file.write(f"\nexit code {code} after {end - start:.1f} s{f': {hung}' if hung else ''}\n")
-    return Launched(
-        0 if code is None else code, output, end - start, None if injected is None else end - injected, hung
-    )
+    if NOT_STARTED in output and starts > 1:
+        return run_job(command, orders, folder, f"{name}-again", limit, act=act, program=program, starts=starts - 1)
+    return Launched(code or 0, output, end - start, None if injected is None else end - injected, hung)
 
 
 def _carry_out(injection: Injection, folder: Path, process: subprocess.Popen[bytes], markers: Path) -> float:

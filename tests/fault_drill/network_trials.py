@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 from cluster.nodes import Nodes, NodesCannotBeMade
 from fault_drill.damage import restore_size, small_disk
-from fault_drill.finished import Finished, checkpoints, compare, read_finished
+from fault_drill.finished import Finished, Outcome, checkpoints, compare, read_finished
 from fault_drill.launches import Launched, run_job
 from fault_drill.moments import MOMENTS
 from fault_drill.network_faults import FAST, NETWORK_FAULTS, NetworkFault
-from fault_drill.outcomes import Outcome
-from fault_drill.rank import HERE, OVER
+from fault_drill.rank import OVER
 from fault_drill.recipes import Recipe, new_run
 from hybridnn.comm.open_mpi import OVERSUBSCRIBED
 from mpi_runner.slowness import deadline
@@ -133,7 +131,7 @@ class NetworkDrill:
 
     def carry_out(self, trial: NetworkTrial, folder: Path) -> Outcome:
         """Run the trial in an empty folder, and check its results."""
-        outcome, disk = Outcome(trial), folder / "disk"
+        outcome, disk = Outcome(), folder / "disk"
         disk.mkdir()
         memory = SMALL_MEMORY if trial.fault == "node memory small" else "64m"
         with small_disk(disk), contextlib.ExitStack() as stack:
@@ -246,7 +244,7 @@ class _Runs:
     folder: Path
     limit: float
     trial: NetworkTrial | None = None  # its moment is that of the fault
-    act: object = None
+    act: Callable[[subprocess.Popen[bytes], Path], float] | None = None
 
     def run(
         self, recipe: Recipe, arguments: Sequence[str], name: str, hours: Mapping[str, float] | None = None
@@ -254,20 +252,17 @@ class _Runs:
         trial = self.trial
         self.folder.mkdir(parents=True, exist_ok=True)
 
-        def command(markers: Path) -> list[str]:
-            orders: dict[str, object] = {"markers": str(markers), "rank": -1, "hours": hours or {}}
-            if trial is not None:
-                orders |= {"moment": trial.moment, "call": trial.call, "rank": trial.rank, "error": None}
-                orders |= {"waits": True, "after": str(self.folder / "disk" / "run")}
-                if NETWORK_FAULTS[trial.fault].stalls:
-                    orders["silent_seconds"] = SILENT_SECONDS
-            unset = [argument for variable in OVERSUBSCRIBED for argument in ("-u", variable)]
-            python = [sys.executable, "-m", PROGRAM, json.dumps(orders)]
-            train = [arguments[0], "-n", str(recipe.ranks), *arguments[1:]]
-            return self.nodes.enter(["env", *unset, *python, *train], folder=self.folder)
+        orders: dict[str, object] = {"rank": -1, "hours": hours or {}}
+        if trial is not None:
+            orders |= {"moment": trial.moment, "call": trial.call, "rank": trial.rank, "error": None, "waits": True}
+            orders |= {"after": str(self.folder / "disk" / "run"), "title": f"{trial.fault} at {trial.moment}"}
+            if NETWORK_FAULTS[trial.fault].stalls:
+                orders["silent_seconds"] = SILENT_SECONDS
 
-        if trial is None:
-            return run_job(command, self.folder, name, self.limit, "without fault", program=PROGRAM)
-        title, marker = f"{trial.fault} at {trial.moment} {trial.call} of rank {trial.rank}", f"{HERE}{trial.rank}"
-        job = command, self.folder, name, self.limit, title
-        return run_job(*job, marker=marker, act=self.act, program=PROGRAM)  # type: ignore[arg-type]
+        def command(given: str) -> list[str]:
+            unset = [argument for variable in OVERSUBSCRIBED for argument in ("-u", variable)]
+            train = [arguments[0], "-n", str(recipe.ranks), *arguments[1:]]
+            return self.nodes.enter(["env", *unset, sys.executable, "-m", PROGRAM, given, *train], folder=self.folder)
+
+        act = None if trial is None else self.act
+        return run_job(command, orders, self.folder, name, self.limit, act=act, program=PROGRAM)
