@@ -21,7 +21,7 @@ TRAIN = ["train", "--data", "digits", "--hidden", "20,18,16", "--set", "training
 def test_trainings_between_nodes_equal_those_of_one_process(
     shape: str, mpich: Mpich, four_nodes: Nodes, tmp_path: Path
 ) -> None:
-    program = [sys.executable, "-m", "cluster.training_job", shape, "5"]
+    program = [sys.executable, "-m", "cluster.training_job", shape, "40"]
     report = trained_cases(
         four_nodes, [mpich.mpirun, "-ppn", shape[0], "-n", "4", *program], tmp_path, mpich.environment
     )

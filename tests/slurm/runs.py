@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from hybridnn.runs.run_files import run_status
 from mpi_runner.slowness import wait_until
+from reference.command_line import assert_same_weights, records_of
 from slurm.cluster import Cluster, Job, edited_script
-
-__all__ = [
-    "EPOCHS",
-    "LONG",
-    "RUN",
-    "assert_same",
-    "checkpoints",
-    "epochs",
-    "records",
-    "submit_run",
-    "wait_until_it_trains",
-    "weights",
-]
 
 EPOCHS = 12
 RUN = f"""
@@ -34,19 +18,8 @@ model.hidden = [48, 32]
 LONG = 600
 
 
-def records(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "history.jsonl"
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
-
-
 def epochs(folder: Path) -> list[int]:
-    return [record["epoch"] for record in records(folder) if record["kind"] == "epoch"]
-
-
-def weights(folder: Path) -> dict[str, np.ndarray[Any, Any]]:
-    with np.load(folder / "weights.npz") as file:
-        return dict(file)
+    return [record["epoch"] for record in records_of(folder, "epoch")]
 
 
 def checkpoints(folder: Path) -> list[str]:
@@ -71,8 +44,5 @@ def wait_until_it_trains(job: Job, run: Path) -> None:
 def assert_same(run: Path, undisturbed: Path) -> None:
     """Assert bit-identical weights, and a history without gap or duplicate."""
     assert run_status(run) == "finished"
-    expected, found = weights(undisturbed), weights(run)
-    assert found.keys() == expected.keys()
-    for name, array in expected.items():
-        np.testing.assert_array_equal(found[name], array, err_msg=name)
+    assert_same_weights(run, undisturbed)
     assert epochs(run) == list(range(1, EPOCHS + 1))
