@@ -6,7 +6,7 @@ Further tests are in ``tests/training``: ``test_cases.py`` for promises 1 to 5 a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -37,44 +37,36 @@ if TYPE_CHECKING:
 
 
 SIZES = (5, 13, 7, 11, 6)
-GRIDS = [(1, Grid()), (4, Grid(model=2))]
-"""Ranks, and their grids."""
+MANY_LAYERS = (7, 7, 9, 9, 9, 12, 12, 12, 12, 5)
+"""They alternate between the buffers, and minibatches of several sizes change the views of them."""
+
+LAYOUTS = [*zip(((1, 1), (4, 2), (4, 4), (4, 1)), (*SPLITS, *SPLITS), (*DISTRIBUTIONS, "local"), strict=True)]
 
 
-@pytest.mark.parametrize(("ranks", "grid"), GRIDS)
-def test_promise_1_one_gradient(ranks: int, grid: Grid) -> None:
+def promised() -> Iterator[tuple[str, TrainingCase]]:
+    """Trainings that show the first five promises, with the promise of each."""
     for samples, batch_size in ((11, 5), (7, 3), (3, 8), (1, 1)):
-        for classification in (True, False):
-            case = Case(SIZES, classification, samples=samples, batch_size=batch_size, epochs=1)
-            run_training_case(TrainingCase(ranks, grid, case, every_gradient=True))
-
-
-@pytest.mark.parametrize(("ranks", "grid"), GRIDS)
-def test_promise_2_the_layout_does_not_change_the_training(ranks: int, grid: Grid) -> None:
-    for split, distribution in zip((*SPLITS, "columns"), DISTRIBUTIONS, strict=True):
+        case = Case(SIZES, samples > 5, samples=samples, batch_size=batch_size, epochs=1)
+        yield "1, one gradient", TrainingCase(4, Grid(model=2), case, every_gradient=True)
+    for (ranks, model), split, distribution in LAYOUTS:
         case = Case(SIZES, optimizer="adam", schedule="cosine", model_split=split, distribution=distribution)
-        run_training_case(TrainingCase(ranks, grid, case))
+        yield "2, the layout does not change the training", TrainingCase(ranks, Grid(model=model), case)
+        single = replace(case, clip_norm=0.5)
+        yield "4, float32 stays float32", TrainingCase(ranks, Grid(model=model), single, "float32", 1e-3)
+    for it in DELAYED_CASES.values():
+        yield "3, the staleness is the documented one", TrainingCase(3, Grid(3), replace(it, partition=UNEVEN[3]))
+    for split, residual, overlap in product(SPLITS, (True, False), (True, False)):
+        case = Case(MANY_LAYERS, residual=residual, model_split=split, epochs=2, samples=23, overlap=overlap)
+        yield "5, no array is overwritten", TrainingCase(4, Grid(model=2), case, every_gradient=True)
 
 
-@pytest.mark.parametrize("name", DELAYED_CASES)
-def test_promise_3_staleness_is_exactly_the_documented_one(name: str) -> None:
-    run_training_case(TrainingCase(3, Grid(3), replace(DELAYED_CASES[name], partition=UNEVEN[3])))
+PROMISED = list(promised())
 
 
-@pytest.mark.parametrize(("ranks", "grid"), GRIDS)
-def test_promise_4_float32_stays_float32(ranks: int, grid: Grid) -> None:
-    for split, distribution in zip((*SPLITS, "columns"), DISTRIBUTIONS, strict=True):
-        case = Case(SIZES, optimizer="adam", model_split=split, distribution=distribution, clip_norm=0.5)
-        run_training_case(TrainingCase(ranks, grid, case, "float32", 1e-3))
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-def test_promise_5_received_arrays_are_not_overwritten_before_the_backward_pass(overlap: bool) -> None:
-    # Many layers alternate between the buffers, and minibatches of several sizes change the views of them.
-    sizes = (7, 7, 9, 9, 9, 12, 12, 12, 12, 5)
-    for split, residual in product(SPLITS, (True, False)):
-        case = Case(sizes, residual=residual, model_split=split, epochs=2, samples=23, overlap=overlap)
-        run_training_case(TrainingCase(4, Grid(model=2), case, every_gradient=True))
+@pytest.mark.parametrize("promise", dict.fromkeys(promise for promise, _ in PROMISED))
+def test_promises_1_to_5(promise: str) -> None:
+    for it in (it for shown, it in PROMISED if shown == promise):
+        run_training_case(it)
 
 
 @pytest.mark.in_process(ranks=[4])
