@@ -161,7 +161,5 @@ def judge(tests: Sequence[str], begun: Reports, trouble: str | None) -> Reports:
     return begun | {last: [_report(last, "failed", trouble)]}
 
 
-def _report(
-    test: str, outcome: Literal["failed", "skipped"], longrepr: str | tuple[str, int, str]
-) -> pytest.TestReport:
+def _report(test: str, outcome: Literal["failed", "skipped"], why: str | tuple[str, int, str]) -> pytest.TestReport:
     return pytest.TestReport(test, ("", None, ""), {}, outcome, why, "call")
