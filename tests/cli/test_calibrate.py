@@ -25,7 +25,7 @@ from pathlib import Path
 from hybridnn.cli.main import main
 from hybridnn.cli.ranks import launch_rank
 
-command = ["calibrate", "--out", "two.toml", "--seconds", "0.5"]
+command = ["calibrate", "--out", "two.toml", "--seconds", "0.1"]
 for more in (["--force"], ["--force", "--format", "json"]):
     try:
         main([*command, *more])
