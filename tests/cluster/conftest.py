@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cluster.nodes import CANNOT, Nodes, NodesCannotBeMade
-from mpi_runner.opt_in import mark_opt_in
+from selection import mark_opt_in
 from slurm.cluster import SCRIPT, Cluster
 
 HERE = Path(__file__).parent

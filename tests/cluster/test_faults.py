@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fault_drill.network_faults import NETWORK_FAULTS
-from fault_drill.network_trials import NetworkDrill, draw_network_trial, missing_for_nodes
+from fault_drill.network_trials import NETWORK_FAULTS, NetworkDrill, draw_network_trial, missing_for_nodes
 from mpi_runner.slowness import deadline
 
 LIMIT = 60.0

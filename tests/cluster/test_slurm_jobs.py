@@ -18,8 +18,7 @@ from hybridnn.runs.run_files import run_status
 from mpi_runner.launch import run_mpi
 from mpi_runner.slowness import wait_until
 from reference.command_line import assert_same_weights, records_of
-from slurm.cluster import Cluster
-from slurm.runs import EPOCHS, LONG, RUN, assert_same, checkpoints, epochs, submit_run
+from slurm.cluster import EPOCHS, LONG, RUN, Cluster, assert_same, checkpoints, epochs, submit_run
 
 pytestmark = pytest.mark.timeout(1500)
 

@@ -16,8 +16,7 @@ from random import Random
 from fault_drill.damage import disks_can_be_made
 from fault_drill.finished import Outcome
 from fault_drill.injections import FAULTS
-from fault_drill.network_faults import NETWORK_FAULTS
-from fault_drill.network_trials import NetworkDrill, NetworkTrial, draw_network_trial, missing_for_nodes
+from fault_drill.network_trials import NETWORK_FAULTS, NetworkDrill, NetworkTrial, draw_network_trial, missing_for_nodes
 from fault_drill.trials import Drill, Trial, draw_trial
 from mpi_runner.slowness import deadline
 

@@ -12,8 +12,7 @@ from random import Random
 from fault_drill.damage import damage, restore_size, small_disk
 from fault_drill.finished import Finished, Outcome, checkpoints, compare, read_finished
 from fault_drill.injections import FAULTS, Injection, draw_injection
-from fault_drill.launches import Launched, launch
-from fault_drill.recipes import RECIPES, Recipe, new_run
+from fault_drill.launches import RECIPES, Launched, Recipe, launch, new_run
 from mpi_runner.slowness import deadline
 
 __all__ = ["Drill", "Trial", "draw_trial"]

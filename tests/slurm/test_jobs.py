@@ -14,13 +14,14 @@ from hybridnn.runs.run_files import run_status
 from hybridnn.study.study_folder import StudyFolder
 from mpi_runner.slowness import wait_until
 from reference.command_line import records_of
-from slurm.cluster import Cluster, edited_script
-from slurm.runs import (
+from slurm.cluster import (
     EPOCHS,
     LONG,
     RUN,
+    Cluster,
     assert_same,
     checkpoints,
+    edited_script,
     epochs,
     submit_run,
     wait_until_it_trains,
