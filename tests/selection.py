@@ -1,13 +1,14 @@
-"""Pytest plugin: the third of the repeated and the rare tests that a run takes, drawn by a seed."""
+"""Pytest plugin: the third of the repeated and the rare tests that a run takes, drawn by a seed; tests by request."""
 
 from __future__ import annotations
 
 from datetime import date
 from hashlib import sha256
+from pathlib import Path
 
 import pytest
 
-__all__ = ["THIRDS", "third_of"]
+__all__ = ["mark_opt_in", "third_of"]
 
 THIRDS = 3
 
@@ -72,3 +73,12 @@ def _is_marked(item: pytest.Item, names: tuple[str, ...]) -> bool:
 
 def _file(item: pytest.Item) -> str:
     return item.nodeid.partition("::")[0]
+
+
+def mark_opt_in(config: pytest.Config, items: list[pytest.Item], folder: Path, marker: str, reason: str) -> None:
+    """Mark the tests below a folder, and skip them unless the command line names the marker."""
+    for item in items:
+        if folder in item.path.parents:
+            item.add_marker(marker)
+            if marker not in config.option.markexpr:
+                item.add_marker(pytest.mark.skip(reason=reason))

@@ -6,7 +6,7 @@ Further tests are in ``tests/training``: ``test_cases.py`` for promises 1 to 5 a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -20,9 +20,8 @@ from hybridnn.cli.main import main
 from hybridnn.errors import HybridnnError, NonFiniteLossError
 from hybridnn.training.records import StepRecord
 from mpi_runner.slowness import deadline
-from reference import network as net
 from reference.callbacks import Calling
-from reference.cases import Case, assert_arrays_same, data, make_trainer, reference
+from reference.cases import Case, assert_arrays_same
 from reference.command_line import error_line
 from reference.network import Weights
 from reference.pipeline_cases import DELAYED_CASES, UNEVEN
@@ -37,77 +36,43 @@ if TYPE_CHECKING:
 
 
 SIZES = (5, 13, 7, 11, 6)
-GRIDS = [(1, Grid()), (4, Grid(model=2))]
-"""Ranks, and their grids."""
+MANY_LAYERS = (7, 7, 9, 9, 9, 12, 12, 12, 12, 5)
+"""They alternate between the buffers, and minibatches of several sizes change the views of them."""
+
+LAYOUTS = [*zip(((1, 1), (4, 2), (4, 4), (4, 1)), (*SPLITS, *SPLITS), (*DISTRIBUTIONS, "local"), strict=True)]
 
 
-@pytest.mark.parametrize(("ranks", "grid"), GRIDS)
-def test_promise_1_one_gradient(ranks: int, grid: Grid) -> None:
+def promised() -> Iterator[tuple[str, TrainingCase]]:
+    """Trainings that show the first seven promises, with the promise of each."""
     for samples, batch_size in ((11, 5), (7, 3), (3, 8), (1, 1)):
-        for classification in (True, False):
-            case = Case(SIZES, classification, samples=samples, batch_size=batch_size, epochs=1)
-            run_training_case(TrainingCase(ranks, grid, case, every_gradient=True))
-
-
-@pytest.mark.parametrize(("ranks", "grid"), GRIDS)
-def test_promise_2_the_layout_does_not_change_the_training(ranks: int, grid: Grid) -> None:
-    for split, distribution in zip((*SPLITS, "columns"), DISTRIBUTIONS, strict=True):
+        case = Case(SIZES, samples > 5, samples=samples, batch_size=batch_size, epochs=1)
+        yield "1, one gradient", TrainingCase(4, Grid(model=2), case, every_gradient=True)
+    for (ranks, model), split, distribution in LAYOUTS:
         case = Case(SIZES, optimizer="adam", schedule="cosine", model_split=split, distribution=distribution)
-        run_training_case(TrainingCase(ranks, grid, case))
+        yield "2, the layout does not change the training", TrainingCase(ranks, Grid(model=model), case)
+        single = replace(case, clip_norm=0.5)
+        yield "4, float32 stays float32", TrainingCase(ranks, Grid(model=model), single, "float32", 1e-3)
+    for it in DELAYED_CASES.values():
+        yield "3, the staleness is the documented one", TrainingCase(3, Grid(3), replace(it, partition=UNEVEN[3]))
+    for split, residual, overlap in product(SPLITS, (True, False), (True, False)):
+        case = Case(MANY_LAYERS, residual=residual, model_split=split, epochs=2, samples=23, overlap=overlap)
+        yield "5, no array is overwritten", TrainingCase(4, Grid(model=2), case, every_gradient=True)
+    for batch_size, classification in product((1, 5, 22, 23, 40), (True, False)):
+        case = Case(SIZES, classification, batch_size=batch_size, epochs=1)
+        yield "6, evaluation counts every sample once", TrainingCase(4, Grid(model=2), case)
+    for model, split in product((1, 2, 4), SPLITS):
+        sizes = sizes_for(model, split, True, True)
+        case = Case(sizes, residual=True, model_split=split, optimizer="plain", clip_norm=0.01, samples=10, epochs=1)
+        yield "7, a norm counts every parameter once", TrainingCase(4, Grid(model=model), case)
 
 
-@pytest.mark.parametrize("name", DELAYED_CASES)
-def test_promise_3_staleness_is_exactly_the_documented_one(name: str) -> None:
-    run_training_case(TrainingCase(3, Grid(3), replace(DELAYED_CASES[name], partition=UNEVEN[3])))
+PROMISED = list(promised())
 
 
-@pytest.mark.parametrize(("ranks", "grid"), GRIDS)
-def test_promise_4_float32_stays_float32(ranks: int, grid: Grid) -> None:
-    for split, distribution in zip((*SPLITS, "columns"), DISTRIBUTIONS, strict=True):
-        case = Case(SIZES, optimizer="adam", model_split=split, distribution=distribution, clip_norm=0.5)
-        run_training_case(TrainingCase(ranks, grid, case, "float32", 1e-3))
-
-
-@pytest.mark.parametrize("overlap", [True, False])
-def test_promise_5_received_arrays_are_not_overwritten_before_the_backward_pass(overlap: bool) -> None:
-    # Many layers alternate between the buffers, and minibatches of several sizes change the views of them.
-    sizes = (7, 7, 9, 9, 9, 12, 12, 12, 12, 5)
-    for split, residual in product(SPLITS, (True, False)):
-        case = Case(sizes, residual=residual, model_split=split, epochs=2, samples=23, overlap=overlap)
-        run_training_case(TrainingCase(4, Grid(model=2), case, every_gradient=True))
-
-
-@pytest.mark.in_process(ranks=[4])
-def test_promise_6_evaluation_counts_every_sample_once(comm: MPI.Intracomm) -> None:
-    for grid in grids(comm):
-        for batch_size in (1, 5, 22, 23, 40):
-            for classification in (True, False):
-                case = Case((5, 13, 7, 11, 4), classification, batch_size=batch_size)
-                trainer = make_trainer(case, grid)
-                x, y = data(case, "test")
-                outputs, _ = net.forward(case.network, net.initial_weights(case.network, case.seed), x)
-                found = trainer.evaluate(x, y)
-                assert found.samples == len(x) == 23
-                assert found.loss == pytest.approx(net.loss(case.network, outputs, y), rel=1e-12)
-                if classification:
-                    assert found.accuracy == net.accuracy(outputs, y)
-                else:
-                    assert found.r2 == pytest.approx(net.r2(outputs, y), rel=1e-11)
-
-
-@pytest.mark.in_process(ranks=[4])
-def test_promise_7_a_norm_counts_every_parameter_once(comm: MPI.Intracomm) -> None:
-    for grid in grids(comm):
-        for split in SPLITS:
-            sizes = sizes_for(grid.model, split, True, True)
-            case = Case(sizes, residual=True, epochs=1, samples=10, model_split=split, optimizer="plain")
-            loose, tight = make_trainer(case, grid), make_trainer(replace(case, clip_norm=0.01), grid)
-            for trainer in (loose, tight):
-                trainer.fit(*data(case), epochs=1)
-            expected = net.norm(reference(case).gradients.values())
-            assert expected > 0.01
-            assert loose.gradient_norm() == pytest.approx(expected, rel=1e-12)
-            assert tight.gradient_norm() == pytest.approx(0.01, rel=1e-12)
+@pytest.mark.parametrize("promise", dict.fromkeys(promise for promise, _ in PROMISED))
+def test_promises_1_to_7(promise: str) -> None:
+    for it in (it for shown, it in PROMISED if shown == promise):
+        run_training_case(it)
 
 
 RAISE_ON_ONE_RANK = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,7 +24,6 @@ from mpi_runner.slowness import deadline, wait_until
 
 ROOT = Path(__file__).parents[2]
 GPU = "NVIDIA H200"
-LONG = deadline(30)
 ONE, TWO, BROKEN = (Piece(name, ("{results}",), 100, 10) for name in ("one", "two", "broken"))
 
 
@@ -95,39 +95,24 @@ def runs(process: int) -> bool:
         return False
 
 
-@pytest.fixture
-def out_of_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file with which a piece has reached its limit of `LONG` seconds."""
-    path = tmp_path / "out-of-time"
-
-    class Program(subprocess.Popen[bytes]):
-        def wait(self, timeout: float | None = None) -> int:
-            if timeout != LONG:
-                return super().wait(timeout)
-            wait_until(path.exists, 20)
-            raise subprocess.TimeoutExpired(self.args, timeout)
-
-    monkeypatch.setattr(subprocess, "Popen", Program)
-    monkeypatch.setattr(gpu_pieces, "GRACE", deadline(1))
-    return path
-
-
 def test_a_piece_ends_at_its_limit_and_leaves_its_results_its_stack_and_no_child(
-    tmp_path: Path, out_of_time: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    child = tmp_path / "child"
-    text = (
-        "import signal, subprocess, sys, time\nopen(sys.argv[1], 'w').write('{\"device\": 1}')\n"
-        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        f"open({str(child)!r}, 'w').write(str(subprocess.Popen(['sleep', '600']).pid)); print('not flushed')\n"
-        f"def waits_for_ever():\n    open({str(out_of_time)!r}, 'w').close(); time.sleep(600)\nwaits_for_ever()"
-    )
-    found = run_piece(Piece("slow", ("-c", text, "{results}"), LONG), tmp_path / "log")
+    monkeypatch.setattr(gpu_pieces, "GRACE", 0.5)
+    text = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(sys.argv[1], 'w').write('{"device": 1}')
+print('child', subprocess.Popen(['sleep', '600']).pid)
+def waits_for_ever():
+    time.sleep(600)
+waits_for_ever()"""
+    found = run_piece(Piece("slow", ("-c", text, "{results}"), deadline(1)), tmp_path / "log")
     assert (found["outcome"], found["figures"]) == ("out of time", {"device": 1})
-    assert "not flushed" in found["output"]
-    assert "in waits_for_ever" in "\n".join(found["output"])
-    assert "in waits_for_ever" in (tmp_path / "log").read_text()
-    wait_until(lambda: not runs(int(child.read_text())), 20)
+    printed = "\n".join(found["output"])
+    assert "in waits_for_ever" in printed
+    child = int(re.findall(r"child (\d+)", printed)[0])
+    wait_until(lambda: not runs(child), 20)
 
 
 # -- the report --------------------------------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ def with_text(found, out):
     return facts(found, out)
 
 machine._facts = with_text
-command = ["calibrate", "--out", "two.toml", "--seconds", "0.5"]
+command = ["calibrate", "--out", "two.toml", "--seconds", "0.1"]
 try:
     main([*command, "--force", "--format", "json"])
 except SystemExit as end:

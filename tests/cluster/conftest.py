@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from cluster.nodes import CANNOT, Nodes, NodesCannotBeMade
-from cluster.turns import turn
-from mpi_runner.opt_in import mark_opt_in
+from selection import mark_opt_in
 from slurm.cluster import SCRIPT, Cluster
 
 HERE = Path(__file__).parent
@@ -32,10 +31,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Run a test marked ``alone`` while other processes run none; waiting does not count towards its time limit."""
-    with contextlib.ExitStack() as stack:
-        if hasattr(item.config, "workerinput") and not item.get_closest_marker("skip"):
-            alone = item.get_closest_marker("alone") is not None
-            stack.enter_context(turn(item.config.cache.mkdir("cluster"), alone=alone))
+    if not hasattr(item.config, "workerinput") or item.get_closest_marker("skip"):
+        return (yield)
+    folder = item.config.cache.mkdir("cluster")
+    with open(folder / "next.lock", "wb") as next_turn, open(folder / "machine.lock", "wb") as machine:
+        # The test that waits for the machine is the next to have it: tests that begin later wait behind.
+        fcntl.flock(next_turn, fcntl.LOCK_EX)
+        fcntl.flock(machine, fcntl.LOCK_EX if item.get_closest_marker("alone") else fcntl.LOCK_SH)
+        fcntl.flock(next_turn, fcntl.LOCK_UN)
         return (yield)
 
 

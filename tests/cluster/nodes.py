@@ -39,22 +39,12 @@ class Nodes:
 
     They are called node1, node2 and so on. `rate` is that of every link in both directions, as ``tc`` writes it;
     ``"none"`` for no limit. A node has so many slots before mpirun fills the next, and sizes of ``/dev/shm`` and
-    ``/run/node``. `cores` is the part of a core, less than 1, that the processes which mpirun or the agent starts on a
-    node have together.
+    ``/run/node``.
     """
 
-    def __init__(
-        self,
-        count: int,
-        rate: str = "none",
-        *,
-        slots: int = 2,
-        shm: str = "1g",
-        local: str = "256m",
-        cores: float | None = None,
-    ) -> None:
+    def __init__(self, count: int, rate: str = "none", *, slots: int = 2, shm: str = "1g", local: str = "256m") -> None:
         self.count, self.rate = count, rate
-        self._settings = {"SLOTS": str(slots), "SHM": shm, "LOCAL": local, "CORES": str(cores or "")}
+        self._settings = {"SLOTS": str(slots), "SHM": shm, "LOCAL": local}
 
     def __enter__(self) -> Nodes:
         self._output = tempfile.TemporaryFile()

@@ -13,13 +13,11 @@
 # A node has its own host name, network address, process numbers, System V memory, monotonic clock, /dev/shm and
 # /run/node (TMPDIR is in it). All other folders are those of this machine, as on a shared file system. SLOTS=2 are the
 # ranks of a node that mpirun fills before the next node; SHM=1g and LOCAL=256m are the sizes of /dev/shm and /run/node.
-# With CORES=0.45, less than 1, the processes of a node together get no more of the time of a core, so that nodes compute
-# at the same time as fast as alone where the machine has enough cores for all.
 set -euo pipefail
 
 NETWORK=10.99.0
 SHARED=/run/cluster # files of all nodes, in a file system that no process outside sees
-export SLOTS=${SLOTS:-2} SHM=${SHM:-1g} LOCAL=${LOCAL:-256m} CORES=${CORES:-} QUOTAS=${QUOTAS:-}
+export SLOTS=${SLOTS:-2} SHM=${SHM:-1g} LOCAL=${LOCAL:-256m}
 
 cannot() {
   echo "nodes cannot be made here: $*" >&2
@@ -46,26 +44,7 @@ start() {
   unshare --pid --fork --mount --mount-proc --uts --net --time bash -c \
     'mount -t tmpfs tmpfs /run && ip link add switch type bridge && tc qdisc add dev lo root tbf rate 1mbit burst 32kb limit 1mb' \
     >/dev/null 2>&1 || cannot "this kernel or container gives no namespace with a bridge and a rate limit"
-  [ -z "$CORES" ] || make_quotas "$1"
   exec unshare --pid --fork --kill-child --mount --mount-proc --uts --net "$0" --head "$@"
-}
-
-# make_quotas NODES: a control group for each node, which takes turns of two milliseconds on the cores.
-make_quotas() {
-  local controller=/sys/fs/cgroup/cpu period i
-  [ -e "$controller/cpu.shares" ] || cannot "CORES needs control groups of version 1"
-  QUOTAS=$controller/hybridnn-nodes-$$
-  export QUOTAS
-  mkdir "$QUOTAS"
-  # Groups remain when their processes end, so a process that outlives this one removes them.
-  setsid bash -c 'tail --sleep-interval=0.1 --pid="$1" -f /dev/null; while [ -e "$2" ]; do find "$2" -depth -type d -delete || sleep 0.1; done' \
-    - "$$" "$QUOTAS" </dev/null >/dev/null 2>&1 &
-  period=$(awk -v cores="$CORES" 'BEGIN {print int(2000 / cores)}') # microseconds, for turns of 2000
-  for ((i = 1; i <= $1; i++)); do
-    mkdir "$QUOTAS/node$i"
-    echo "$period" >"$QUOTAS/node$i/cpu.cfs_period_us"
-    echo 2000 >"$QUOTAS/node$i/cpu.cfs_quota_us"
-  done
 }
 
 # First process of the login node, which is the parent of the nodes and their network switch.
@@ -90,7 +69,6 @@ head_node() {
 
 write_files() {
   local i
-  [ -z "$QUOTAS" ] || echo "$QUOTAS" >"$SHARED/quotas"
   printf '127.0.0.1 localhost\n%s.254 head\n' "$NETWORK" >"$SHARED/hosts"
   for ((i = 1; i <= $1; i++)); do
     echo "$NETWORK.$i node$i" >>"$SHARED/hosts"
@@ -106,7 +84,6 @@ node=$1 code=0
 process=$(cat "/run/cluster/$node.pid") && kill -0 "$process" 2>/dev/null || { echo "there is no $node" >&2; exit 255; }
 shift
 export TMPDIR=/run/node/tmp HERE=$PWD
-[ ! -e /run/cluster/quotas ] || echo 0 >"$(cat /run/cluster/quotas)/$node/cgroup.procs"
 nsenter --target "$process" --mount --uts --ipc --net --pid --time bash -c "cd \"\$HERE\" && $*" || code=$?
 while [ -e "/run/cluster/$node.cut" ]; do sleep 0.1; done
 exit "$((code == 137 ? 255 : code))"

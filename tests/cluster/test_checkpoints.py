@@ -131,28 +131,19 @@ def test_a_run_folder_that_other_nodes_do_not_see_is_refused(
             assert on_node(four_nodes, node, "ls", "-A", local_folders) == ""
 
 
-def test_a_run_that_other_nodes_do_not_see_is_not_resumed(
-    four_nodes: Nodes, local_folders: Path, undisturbed: Path, tmp_path: Path
-) -> None:
-    run = local_folders / "run"
-    on_node(four_nodes, "node1", "cp", "-r", undisturbed, run)
-    line = refusal(started(four_nodes, tmp_path, "train", "--resume", run, "--epochs", "4"))
-    assert line == f"Error: on node2: --resume = '{run}': is not a run folder"
-    on_node(four_nodes, "node2", "cp", "-r", undisturbed, run)
-    line = refusal(started(four_nodes, tmp_path, "train", "--resume", run, "--epochs", "4"))
-    assert line.endswith("it is not seen by node2")
-
-
 def test_files_that_some_nodes_lack_name_these_nodes(
     four_nodes: Nodes, local_folders: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
     random = np.random.default_rng(0)
     x, y = random.standard_normal((40, 4)), random.integers(0, 3, 40)
     np.savez(tmp_path / "data.npz", x_train=x, y_train=y)
-    data, settings = (local_folders / name for name in ("data.npz", "config.toml"))
+    data, settings, run = (local_folders / name for name in ("data.npz", "config.toml", "run"))
     on_node(four_nodes, "node2", "cp", tmp_path / "data.npz", data)
     on_node(four_nodes, "node1", "cp", undisturbed / "config.toml", settings)
+    on_node(four_nodes, "node1", "cp", "-r", undisturbed, run)
 
+    line = refusal(started(four_nodes, tmp_path, "train", "--resume", run, "--epochs", "4"))
+    assert line == f"Error: on node2: --resume = '{run}': is not a run folder"
     line = refusal(started(four_nodes, tmp_path, "train", "--file", data, "--hidden", "5"))
     assert line == f"Error: on node1: data.file = '{data}': no such file"
     line = refusal(started(four_nodes, tmp_path, "train", settings))

@@ -6,34 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fault_drill.network_faults import NETWORK_FAULTS
-from fault_drill.network_trials import RECIPES, NetworkDrill, NetworkTrial, missing_for_nodes
+from fault_drill.network_trials import NETWORK_FAULTS, NetworkDrill, draw_network_trial, missing_for_nodes
 from mpi_runner.slowness import deadline
 
 LIMIT = 60.0
-RESUMES_ELSEWHERE = {"node lost": 3}
-"""Faults after which the run resumes on a spare node of so many."""
-
-LAYOUTS = ("batch 4, shared inside nodes", "batch 2 x model 2", "1f1b over 2 x batch 2", "pipedream over 4")
-
-
-def _trial(number: int, fault: str) -> NetworkTrial:
-    recipe = next(recipe for recipe in RECIPES if recipe.name == LAYOUTS[number % len(LAYOUTS)])
-    return NetworkTrial(
-        seed=0,
-        number=number,
-        fault=fault,
-        recipe=recipe,
-        nodes=RESUMES_ELSEWHERE.get(fault, 2),
-        # The first node has rank 0, which dates the records and names the files.
-        node="node1" if fault == "clock wrong" else "node2",
-        moment="an update",
-        call=10,
-        rank=number % recipe.ranks,
-        hours=(7.5, -7.5) if fault == "clock wrong" else (0.0, 0.0),
-        on_new_nodes=False,
-        options=("--set", "training.checkpoint_every=5"),
-    )
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +24,7 @@ def drill(tmp_path_factory: pytest.TempPathFactory) -> NetworkDrill:
 def test_a_run_survives_it_or_ends_with_its_name_and_resumes_exactly(
     drill: NetworkDrill, tmp_path: Path, number: int, fault: str
 ) -> None:
-    outcome = drill.carry_out(_trial(number, fault), tmp_path)
+    outcome = drill.carry_out(draw_network_trial(0, number, fault), tmp_path)
     assert outcome.complaints == [], "\n".join(outcome.complaints)
     assert outcome.injected
     assert outcome.ended

@@ -17,8 +17,8 @@ from cluster.nodes import Nodes
 from hybridnn.runs.run_files import run_status
 from mpi_runner.launch import run_mpi
 from mpi_runner.slowness import wait_until
-from slurm.cluster import Cluster
-from slurm.runs import EPOCHS, LONG, RUN, assert_same, checkpoints, epochs, records, submit_run, weights
+from reference.command_line import assert_same_weights, records_of
+from slurm.cluster import EPOCHS, LONG, RUN, Cluster, assert_same, checkpoints, epochs, submit_run
 
 pytestmark = pytest.mark.timeout(1500)
 
@@ -46,9 +46,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _assert_like_one_process(run: Path, alone: Path) -> None:
     assert run_status(run) == "finished"
-    expected, found = weights(alone), weights(run)
-    for name, array in expected.items():
-        np.testing.assert_allclose(found[name], array, rtol=0, atol=1e-10 * np.abs(array).max(), err_msg=name)
+    assert_same_weights(run, alone, 1e-10)
     assert epochs(run) == epochs(alone)
 
 
@@ -65,7 +63,7 @@ def test_stages_of_different_widths_train_on_three_nodes(cluster: Cluster, tmp_p
     settings = SHORT.replace("{batch = 2, model = 2}", "{stages = [{batch = 2}, {}, {model = 2}]}")
     job, run = submit_run(cluster, tmp_path, PMIX, "--nodes=3", "--ntasks=5", settings=settings)
     job.wait(LONG)
-    header = records(run)[0]
+    header = records_of(run)[0]
     assert (header["layout"]["stages"], header["nodes"]) == ([[2, 1], [1, 1], [1, 2]], 3)
     _assert_like_one_process(run, alone)
 
@@ -89,7 +87,7 @@ def test_mpirun_starts_the_ranks_where_srun_cannot(cluster: Cluster, tmp_path: P
     text = job.wait(LONG)
     assert "launcher: not srun --mpi=pmi2: " in text
     assert "launcher: mpirun --bind-to none\n" in text
-    assert records(run)[0]["nodes"] == 2
+    assert records_of(run)[0]["nodes"] == 2
     assert_same(run, undisturbed)
 
 
@@ -106,7 +104,7 @@ def test_mpich_ranks_train(cluster: Cluster, mpich: Mpich, tmp_path: Path, alone
         cluster.environment = usual
     assert by_mpirun.returncode == 0, by_mpirun.stderr
     assert "launcher: srun --mpi=pmi2\n" in text
-    header = records(run)[0]
+    header = records_of(run)[0]
     assert (header["ranks"], header["layout"]["stages"], header["nodes"]) == (4, [[2, 2]], 2)
     assert header["versions"]["MPI"].startswith("MPICH")
     _assert_like_one_process(run, alone)
@@ -126,7 +124,7 @@ def test_run_goes_on_when_nodes_fail(tmp_path: Path, undisturbed: Path) -> None:
             again = str(restarts + 1)
             wait_until(lambda: job.facts()["Restarts"] == again, 60, "the job is requeued", job.text)  # noqa: B023
         job.wait(LONG)
-    assert [record["kind"] for record in records(run)].count("resumed") == 2
+    assert [record["kind"] for record in records_of(run)].count("resumed") == 2
     assert_same(run, undisturbed)
 
 

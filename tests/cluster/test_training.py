@@ -21,14 +21,14 @@ pytestmark = pytest.mark.timeout(1.5 * LIMIT)
 TESTS = str(Path(__file__).parents[1])
 
 SHAPES: Mapping[str, tuple[int, int, Sequence[str]]] = {
-    "2,2": (4, 1, ()),
-    "1,1,1,1": (4, 3, ("--map-by", "node")),
-    "2,2,2": (6, 3, ()),
-    "2,1": (3, 3, ()),
+    "2,2": (4, 200, ()),
+    "1,1,1,1": (4, 80, ("--map-by", "node")),
+    "2,2,2": (6, 70, ()),
+    "2,1": (3, 50, ()),
 }
-"""Ranks, step between cases, and options of mpirun, by the number of ranks on each node."""
+"""Ranks, number of trainings, and options of mpirun, by the number of ranks on each node."""
 
-GROUPS = ("grids", "pipelines", "shared replicas", "checkpoints")
+GROUPS = ("trainings", "shared replicas", "checkpoints")
 """Groups of cases of `training_job`."""
 
 Report = Mapping[str, Mapping[str, str]]
@@ -63,8 +63,8 @@ def shape(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def report(shape: str, four_nodes: Nodes, tmp_path_factory: pytest.TempPathFactory) -> Report:
     """Return what one job reports of all cases on so many ranks of every node."""
-    ranks, step, options = SHAPES[shape]
-    program = [sys.executable, "-m", "cluster.training_job", shape, str(step)]
+    ranks, number, options = SHAPES[shape]
+    program = [sys.executable, "-m", "cluster.training_job", shape, str(number)]
     command = [find_mpirun(), *options, "-n", str(ranks), *program]
     return trained_cases(four_nodes, command, tmp_path_factory.mktemp("job"))
 

@@ -1,8 +1,8 @@
 """Job of trainings between nodes: each is compared with one process, and rank 0 prints a line for it.
 
-    mpirun -n 4 python -m cluster.training_job 2,2 1
+    mpirun -n 4 python -m cluster.training_job 2,2 200
 
-The arguments are the number of ranks on each node, and a step: of the groups with many cases, every case that it hits.
+The arguments are the number of ranks on each node, and of trainings.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 from tempfile import mkdtemp
-from typing import Any
 
 from mpi4py import MPI
 
@@ -25,29 +24,15 @@ from hybridnn.checkpoints.reading import newest_valid
 from hybridnn.checkpoints.writing import checkpoint_writer
 from hybridnn.parallel.model_chunk import PrivateReplica
 from hybridnn.parallel.shared_replica import SharedReplica
-from reference.cases import OPTIMIZERS, Case, assert_arrays_same, check_against_reference, local_data, make_trainer
-from reference.pipeline_cases import (
-    ADAM,
-    COSINE,
-    PipelineCase,
-    check_pipelined,
-    few_of_each,
-    short_training,
-)
-from reference.sweeps import SPLITS, grid_shapes, layouts, trainings
+from reference.cases import Case, assert_arrays_same, check_against_reference, local_data, make_trainer
+from reference.pipeline_cases import ADAM
+from reference.training_cases import check_training
+from reference.training_list import SHARED, all_cases
 
 Check = Callable[[], object]
 """Collective; raises an error if something is wrong."""
 
 WORLD = MPI.COMM_WORLD
-SHARED = Case(optimizer="adam", clip_norm=0.3, shared_replicas=True)
-
-STAGES: dict[int, list[list[tuple[int, int]]]] = {
-    3: [[(1, 1), (2, 1)], [(1, 2), (1, 1)]],
-    4: [[(2, 1), (1, 2)], [(3, 1), (1, 1)], [(1, 1), (1, 2), (1, 1)]],
-    6: [[(2, 2), (1, 2)], [(1, 3), (3, 1)], [(2, 1), (1, 1), (1, 3)]],
-}
-"""Batch and model ranks of every stage, by number of ranks."""
 
 
 class Nodes:
@@ -66,30 +51,11 @@ class Nodes:
         assert (grid.nodes, grid.node_ranks, grid.node_group.size) == (len(self.counts), max(self.counts), own)
 
 
-def grids_cases(nodes: Nodes) -> Iterator[tuple[str, Check]]:
-    """Every grid without a pipeline: splits, distributions, overlap, optimizers, rates, clipping, uneven sizes."""
-    for batch, model in grid_shapes(WORLD.size):
-        grid = ProcessGrid(WORLD, batch=batch, model=model)
-        for case in (*layouts((batch, model)), *trainings((batch, model))):
-            yield f"{batch} x {model} | {case}", lambda grid=grid, case=case: check_against_reference(case, grid)
-
-
-def pipeline_cases(nodes: Nodes) -> Iterator[tuple[str, Check]]:
-    """Every method on stages of one rank and of several, and on stages of different widths."""
-    size = WORLD.size
-    axes: list[dict[str, Any]] = [
-        {"pipeline": stages, "batch": batch, "model": model}
-        for stages in range(2, size + 1)
-        if size % stages == 0
-        for batch, model in grid_shapes(size // stages)
-    ]
-    for given in [*axes, *({"stages": stages} for stages in STAGES[size])]:
-        grid, random = ProcessGrid(WORLD, **given), Random(f"{given}")
-        for it in few_of_each(grid.pipeline):
-            case = short_training(it.method, grid.pipeline) if grid.pipeline > 4 else it.case
-            case = replace(case, overlap=random.random() < 0.5, model_split=random.choice(SPLITS))
-            it = replace(it, case=case)
-            yield f"{given} | method={it}", lambda it=it, grid=grid: check_pipelined(it, grid)
+def training_cases(nodes: Nodes, number: int) -> Iterator[tuple[str, Check]]:
+    """So many cases of all grids, methods and settings on as many ranks, drawn at random."""
+    cases = [it for it in all_cases() if it.ranks == WORLD.size and it.case.shared_replicas is not True]
+    for it in Random(f"{nodes.counts}").sample(cases, number):
+        yield str(it), lambda it=it: check_training(it, WORLD)
 
 
 def mapping_of(address: int) -> str:
@@ -114,7 +80,7 @@ def check_sharing(trainer: Trainer, nodes: Nodes) -> None:
         assert ranks == 1 or found != {""}, f"{host} shares no memory"
 
 
-def replica_cases(nodes: Nodes) -> Iterator[tuple[str, Check]]:
+def replica_cases(nodes: Nodes, number: int) -> Iterator[tuple[str, Check]]:
     """Replicas that the ranks of a node share; or, without such nodes, replicas of their own by default."""
     grid = ProcessGrid(WORLD)
 
@@ -125,20 +91,13 @@ def replica_cases(nodes: Nodes) -> Iterator[tuple[str, Check]]:
         else:
             assert isinstance(trainer.engine.chunks[0].replica, PrivateReplica)
 
-    for number, optimizer in enumerate(OPTIMIZERS):
-        wanted = True if max(nodes.counts) > 1 and number % 2 else "auto"
-        samples, batch_size = ((37, 10), (31, 10), (5, 3))[number % 3]
-        case = replace(SHARED, optimizer=optimizer, samples=samples, batch_size=batch_size, shared_replicas=wanted)
-        yield f"shared replicas, {case}", lambda case=case: check(case)
-    if max(nodes.counts) > 1:
-        for method in ("pipedream", "fr", "spectrain", "1f1b"):
-            stages = [(WORLD.size - 1, 1), (1, 1)]
-            it = PipelineCase(method, replace(COSINE, shared_replicas=True))
-            pipeline = ProcessGrid(WORLD, stages=stages)
-            yield f"shared replicas, {stages}, {it}", lambda it=it, grid=pipeline: check_pipelined(it, grid)
+    for case in SHARED:
+        for wanted in ("auto", True) if max(nodes.counts) > 1 else ("auto",):
+            shared = replace(case, shared_replicas=wanted)
+            yield f"shared replicas, {shared}", lambda case=shared: check(case)
 
 
-def checkpoint_cases(nodes: Nodes) -> Iterator[tuple[str, Check]]:
+def checkpoint_cases(nodes: Nodes, number: int) -> Iterator[tuple[str, Check]]:
     """Checkpoints in a folder that all nodes see, from which another trainer goes on to the last bit."""
 
     def check(case: Case, grid: ProcessGrid, method: str | None) -> None:
@@ -161,13 +120,7 @@ def checkpoint_cases(nodes: Nodes) -> Iterator[tuple[str, Check]]:
     yield "a checkpoint of a pipeline", lambda: check(ADAM, pipeline, "pipedream")
 
 
-GROUPS: dict[str, Callable[[Nodes], Iterator[tuple[str, Check]]]] = {
-    "grids": grids_cases,
-    "pipelines": pipeline_cases,
-    "shared replicas": replica_cases,
-    "checkpoints": checkpoint_cases,
-}
-MANY = ("grids", "pipelines")
+GROUPS = {"trainings": training_cases, "shared replicas": replica_cases, "checkpoints": checkpoint_cases}
 
 
 def run(group: str, cases: Mapping[str, Check]) -> None:
@@ -186,10 +139,10 @@ def run(group: str, cases: Mapping[str, Check]) -> None:
 
 def main() -> None:
     """Run all groups."""
-    nodes, step = Nodes([int(count) for count in sys.argv[1].split(",")]), int(sys.argv[2])
+    nodes, number = Nodes([int(count) for count in sys.argv[1].split(",")]), int(sys.argv[2])
     nodes.check()
     for group, cases in GROUPS.items():
-        run(group, dict(list(cases(nodes))[:: step if group in MANY else 1]))
+        run(group, dict(cases(nodes, number)))
     if WORLD.rank == 0:
         print(f"library\t{MPI.Get_library_version().splitlines()[0].split(',')[0]}\tok", flush=True)
         print(f"end\t{os.getcwd()}\tok", flush=True)

@@ -14,8 +14,16 @@ import pytest
 
 from hybridnn.comm.blocks import block_slice
 from hybridnn.gpu.cupy_kernels import CupyKernels
-from reference.stand_in_device import SMALL_PIECES, STALE, TRANSPORTS, StandInCupy, data_of, device_group, device_of
-from reference.stand_in_streams import StandInError
+from reference.stand_in_device import (
+    SMALL_PIECES,
+    STALE,
+    TRANSPORTS,
+    StandInCupy,
+    StandInError,
+    data_of,
+    device_group,
+    device_of,
+)
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -94,7 +94,7 @@ def test_csv_targets_that_do_not_fit(tmp_path: Path, targets: list[str], message
 
 def test_file_that_is_missing_or_of_another_kind(tmp_path: Path) -> None:
     for read in (load_file, lambda path: load_samples(path, 2)):
-        with pytest.raises(DataError, match=r"gone\.npz: there is no such file"):
+        with pytest.raises(DataError, match=r"gone\.npz: cannot be read: No such file"):
             read(tmp_path / "gone.npz")
         with pytest.raises(SettingError, match=r"must end in \.npz, \.csv, \.tsv, \.txt or \.parquet"):
             read(tmp_path / "mine.pkl")

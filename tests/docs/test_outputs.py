@@ -66,17 +66,3 @@ def test_commands_that_fail_or_do_not_end_are_refused() -> None:
     assert outputs.run_page(page, check=True) == page
     with pytest.raises(outputs.PageError, match="exit code 0"):
         outputs.run_page(page.replace("false", "true"), check=True)
-
-
-def test_outputs_of_a_page() -> None:
-    """Files are written, numbers may differ, a gap replaces lines, some lines vary, and an update replaces all."""
-    shown = "`a.txt`:\n```\n12 apples\n```\n" + page_of("$ cat a.txt", "7 apples", "$ echo b \\", "    c", "b c")
-    assert outputs.run_page(shown, check=True) == shown.replace("7 apples", "12 apples")
-    page = page_of("$ seq 3; echo end; seq 4; echo last", "1", "…", "end", "…", "last")
-    assert outputs.run_page(page, check=True) == page
-    outputs.run_page("<!-- varies -->\n" + page_of("$ echo new", "old")[6:], check=True)
-    assert outputs.run_page(page_of("$ echo new", "old"), check=False) == page_of("$ echo new", "new")
-    old = page_of("$ echo new", "old")[6:]
-    page = f"<!-- slurm -->\n{old}<!-- by hand: why -->\n{old}"
-    assert page.count("```\n$") == 2
-    assert outputs.run_page(page, check=False) == page

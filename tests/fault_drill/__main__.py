@@ -8,18 +8,24 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from random import Random
 
 from fault_drill.damage import disks_can_be_made
-from fault_drill.network_faults import NETWORK_FAULTS
-from fault_drill.network_trials import missing_for_nodes
-from fault_drill.outcomes import AnyTrial, Outcome
-from fault_drill.selection import EVERY_FAULT, KIND_OF, SHARES, Drills, draw
+from fault_drill.finished import Outcome
+from fault_drill.injections import FAULTS
+from fault_drill.network_trials import NETWORK_FAULTS, NetworkDrill, NetworkTrial, draw_network_trial, missing_for_nodes
+from fault_drill.trials import Drill, Trial, draw_trial
 from mpi_runner.slowness import deadline
 
-__all__ = ["main", "markdown"]
+__all__ = ["main"]
+
+KIND_OF = {name: fault.kind for name, fault in FAULTS.items()} | dict.fromkeys(NETWORK_FAULTS, "network")
+"""Row of the table, by fault."""
+
+KINDS = tuple(dict.fromkeys(KIND_OF.values()))
 
 LIMIT = 90.0
 MOST_COMPLAINTS = 6
@@ -30,7 +36,6 @@ HEADINGS = {
     "named": "named",
     "resumed": "from a checkpoint",
     "hung": "hangs",
-    "silent": "silent",
     "lost": "lost",
 }
 """Headings of the table, by attribute of an outcome."""
@@ -42,21 +47,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     faults = _faults(parser, options)
     folder = Path(options.folder or tempfile.mkdtemp(prefix="hybridnn-fault-drill-")).resolve()
-    drills, start = Drills(folder, deadline(options.limit)), time.monotonic()
+    limit, start = deadline(options.limit), time.monotonic()
+    trainings, networks = Drill(folder, limit), NetworkDrill(folder, limit)
+
+    def run(trial: Trial | NetworkTrial) -> Outcome:
+        place = folder / f"trial-{trial.number:04d}"
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        began = time.monotonic()
+        if isinstance(trial, NetworkTrial):
+            outcome = networks.carry_out(trial, place)
+        else:
+            outcome = trainings.carry_out(trial, place)
+        _report(trial, outcome, time.monotonic() - began, _repeat_options(options, trial), place)
+        if not outcome.complaints and options.number is None:
+            shutil.rmtree(place)
+        return outcome
+
     numbers = range(options.trials) if options.number is None else [options.number]
-    trials = [draw(options.seed, number, faults, options.most_ranks, evenly=bool(options.faults)) for number in numbers]
-    keep = options.number is not None
-
-    def run(trial: AnyTrial) -> Outcome:
-        return _run_and_report(drills, trial, _repeat_options(options, trial), keep=keep)
-
+    trials = [draw(options.seed, number, faults, options.most_ranks) for number in numbers]
     with ThreadPoolExecutor(options.jobs) as pool:
-        outcomes = list(pool.map(run, trials))
-    seconds = time.monotonic() - start
-    failed = [outcome for outcome in outcomes if outcome.complaints]
-    print(f"Fault drill, seed {options.seed}, {seconds / 60:.0f} minutes\n\n{markdown(outcomes)}")
+        outcomes = list(zip(trials, pool.map(run, trials), strict=True))
+    failed = [outcome for _, outcome in outcomes if outcome.complaints]
+    table = markdown([(KIND_OF[trial.fault], outcome) for trial, outcome in outcomes])
+    print(f"Fault drill, seed {options.seed}, {(time.monotonic() - start) / 60:.0f} minutes\n\n{table}")
     if options.markdown:
-        Path(options.markdown).write_text(markdown(outcomes), encoding="utf-8")
+        Path(options.markdown).write_text(table, encoding="utf-8")
     if not failed and options.number is None:
         shutil.rmtree(folder)
     else:
@@ -64,11 +80,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def _faults(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tuple[str, ...]:
+def draw(seed: int, number: int, faults: Sequence[str], most_ranks: int) -> Trial | NetworkTrial:
+    """Draw a trial; its fault is from random permutations of all, one after another."""
+    turn, place = divmod(number, len(faults))
+    name = Random(f"{seed} {turn}").sample(faults, len(faults))[place]
+    if name in NETWORK_FAULTS:
+        return draw_network_trial(seed, number, name)
+    return draw_trial(seed, number, name, most_ranks)
+
+
+def _faults(parser: argparse.ArgumentParser, options: argparse.Namespace) -> list[str]:
     """The selected faults that this user may inject."""
-    kinds = options.kinds.split(",") if options.kinds else list(SHARES)
-    names = options.faults.split(",") if options.faults else [name for name in EVERY_FAULT if KIND_OF[name] in kinds]
-    for option, given, allowed in (("--kinds", kinds, SHARES), ("--faults", names, KIND_OF)):
+    kinds = options.kinds.split(",") if options.kinds else KINDS
+    names = options.faults.split(",") if options.faults else [name for name in KIND_OF if KIND_OF[name] in kinds]
+    for option, given, allowed in (("--kinds", kinds, KINDS), ("--faults", names, KIND_OF)):
         if unknown := [name for name in given if name not in allowed]:
             parser.error(f"{option}: no such name: {', '.join(unknown)}; there are: {', '.join(allowed)}")
     if "disk full" in names and not disks_can_be_made():
@@ -81,20 +106,17 @@ def _faults(parser: argparse.ArgumentParser, options: argparse.Namespace) -> tup
         names = [name for name in names if name not in NETWORK_FAULTS]
     if not names:
         parser.exit(0)
-    return tuple(names)
+    return names
 
 
-def markdown(outcomes: Sequence[Outcome]) -> str:
-    """Table with a row for each kind of fault."""
-
-    def row(kind: str, trials: Iterable[Outcome]) -> list[object]:
-        these = list(trials)
+def markdown(outcomes: Sequence[tuple[str, Outcome]]) -> str:
+    """Table of outcomes with their kinds of fault, which have a row each."""
+    rows = []
+    for kind in (*dict.fromkeys(kind for kind, _ in outcomes), "all"):
+        these = [outcome for its, outcome in outcomes if kind in (its, "all")]
         flags = [sum(getattr(outcome, name) for outcome in these) for name in HEADINGS]
         failed = sum(bool(outcome.complaints) for outcome in these)
-        return [kind, len(these), *flags, failed, f"{max(outcome.end_seconds for outcome in these):.1f}"]
-
-    kinds = {name: [outcome for outcome in outcomes if KIND_OF[outcome.trial.fault] == name] for name in SHARES}
-    rows = [row(name, found) for name, found in (kinds | {"all": [*outcomes]}).items() if found]
+        rows.append([kind, len(these), *flags, failed, f"{max(outcome.end_seconds for outcome in these):.1f}"])
     headings = ["kind", "trials", *HEADINGS.values(), "failed", "longest end, s"]
     lines = [headings, ["---", *["---:"] * (len(headings) - 1)], *rows]
     return "".join(f"| {' | '.join(map(str, cells))} |\n" for cells in lines)
@@ -102,14 +124,12 @@ def markdown(outcomes: Sequence[Outcome]) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fault_drill", description=__doc__)
-    parser.add_argument(
-        "--trials", type=int, default=sum(SHARES.values()), help="number of trials, distributed over the kinds"
-    )
+    parser.add_argument("--trials", type=int, default=len(KIND_OF), help="number of trials, over all faults")
     parser.add_argument("--seed", type=int, default=7, help="seed of all random choices")
     parser.add_argument("--number", type=int, metavar="N", help="repeat one trial and keep its folder")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="trials at a time, of networks alone")
     parser.add_argument("--most-ranks", type=int, default=4, metavar="N", choices=(1, 2, 4))
-    parser.add_argument("--kinds", metavar="NAME,...", help=f"only these of: {', '.join(SHARES)}")
+    parser.add_argument("--kinds", metavar="NAME,...", help=f"only these of: {', '.join(KINDS)}")
     parser.add_argument("--faults", metavar="NAME,...", help="only these; a wrong name lists them")
     limit = "time limit of a job on an idle machine"
     parser.add_argument("--limit", type=float, default=LIMIT, metavar="SECONDS", help=limit)
@@ -118,27 +138,20 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _repeat_options(options: argparse.Namespace, trial: AnyTrial) -> str:
+def _repeat_options(options: argparse.Namespace, trial: Trial | NetworkTrial) -> str:
     """The options that repeat a trial."""
     chosen = "".join(f' --{name} "{getattr(options, name)}"' for name in ("kinds", "faults") if getattr(options, name))
     return f"--seed {options.seed} --number {trial.number} --most-ranks {options.most_ranks}{chosen}"
 
 
-def _run_and_report(drills: Drills, trial: AnyTrial, repeat_options: str, *, keep: bool) -> Outcome:
-    """Run a trial, and report it on standard error."""
-    start = time.monotonic()
-    outcome = drills.carry_out(trial)
+def _report(trial: Trial | NetworkTrial, outcome: Outcome, seconds: float, repeat: str, folder: Path) -> None:
+    """Report a trial on standard error."""
     verdict = "FAILED" if outcome.complaints else "ok" if outcome.injected else "ok, but ended before its fault"
-    seconds = time.monotonic() - start
     title = f"{KIND_OF[trial.fault]}: {trial.fault}: {trial}"
-    print(f"trial {trial.number:3}: {verdict}: {title}, {seconds:.1f} s", file=sys.stderr, flush=True)
-    for complaint in outcome.complaints[:MOST_COMPLAINTS]:
-        print(f"    {complaint}", file=sys.stderr)
+    lines = [f"trial {trial.number:3}: {verdict}: {title}, {seconds:.1f} s", *outcome.complaints[:MOST_COMPLAINTS]]
     if outcome.complaints:
-        print(f"    outputs: {drills.folder_of(trial)}; to repeat it: {repeat_options}", file=sys.stderr, flush=True)
-    elif not keep:
-        shutil.rmtree(drills.folder_of(trial))
-    return outcome
+        lines.append(f"outputs: {folder}; to repeat it: {repeat}")
+    print("\n    ".join(lines), file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

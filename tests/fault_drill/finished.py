@@ -1,9 +1,9 @@
-"""Results in a run folder, read without functions of hybridnn, and compared with those of an undisturbed run."""
+"""Result of a trial: its run folder, read without functions of hybridnn, equals that of an undisturbed run."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isclose
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fault_drill.outcomes import Outcome
-
-__all__ = ["Finished", "checkpoints", "compare", "differences", "read_finished"]
+__all__ = ["Finished", "Outcome", "checkpoints", "compare", "read_finished"]
 
 CHANGING = ("samples_per_second", "compute_seconds", "communication_seconds", "waiting_seconds", "bytes_sent")
 """Keys of a record whose values differ from run to run, or depend on the point of resumption."""
 
 TOLERANCE = 1e-10
 LOCK = ".lock"
+
+
+@dataclass
+class Outcome:
+    """Result of a trial."""
+
+    complaints: list[str] = field(default_factory=list)  # descriptions of all errors
+    injected: bool = False  # whether the fault was injected before the run had ended
+    named: bool = True  # whether every fault was reported
+    ended: bool = False  # whether the training was completed
+    resumed: bool = False  # whether the training resumed from a checkpoint
+    hung: bool = False  # whether a job exceeded its time limit, or a process outlived its job
+    lost: bool = True  # whether the results differ from those of an undisturbed run
+    end_seconds: float = 0.0  # longest time from a fault until all processes had ended
 
 
 @dataclass(frozen=True)
@@ -71,39 +83,28 @@ def differences(found: Finished, expected: Finished, *, same_bits: bool) -> list
     Where they need not be of the same bits, elements may differ by 1e-10 relative to the largest of their array, and
     figures by 1e-10 relative.
     """
-    messages = []
+    tolerance = 0.0 if same_bits else TOLERANCE
     if found.weights.keys() != expected.weights.keys():
-        messages.append(f"weights of {sorted(found.weights)}, not of {sorted(expected.weights)}")
-    for name in found.weights.keys() & expected.weights.keys():
-        array, reference = found.weights[name], expected.weights[name]
-        if array.dtype != reference.dtype or array.shape != reference.shape:
-            messages.append(f"{name}: {array.dtype}{array.shape}, not {reference.dtype}{reference.shape}")
-        elif not (np.array_equal(array, reference) if same_bits else _close(array, reference)):
-            messages.append(f"{name}: differs by up to {np.abs(array - reference).max():.3g}")
+        return [f"weights of {sorted(found.weights)}, not of {sorted(expected.weights)}"]
+    messages = []
+    for name, reference in expected.weights.items():
+        limit = tolerance * np.abs(reference).max()
+        try:
+            np.testing.assert_allclose(found.weights[name], reference, rtol=0, atol=limit, strict=True, err_msg=name)
+        except AssertionError as error:
+            messages.append(str(error))
     places, expected_places = ([_place(record) for record in run.records] for run in (found, expected))
     if places != expected_places:
-        missing = [f"{kind} {number}" for kind, number in expected_places if (kind, number) not in places]
-        twice = sorted({f"{kind} {number}" for kind, number in places if places.count((kind, number)) > 1})
-        return [
-            *messages,
-            f"history: missing {missing}, twice {twice}, {len(places)} records of {len(expected_places)}",
-        ]
+        return [*messages, f"history: {places}, not {expected_places}"]
     for record, correct in zip(found.records, expected.records, strict=True):
         for key in sorted(record.keys() | correct.keys()):
-            value, expected_value = record.get(key), correct.get(key)
-            both = [number for number in (value, expected_value) if isinstance(number, float)]
-            near = not same_bits and len(both) == 2 and isclose(*both, rel_tol=TOLERANCE)
-            if value != expected_value and not near:
-                messages.append(
-                    f"history: {key} of {record['kind']} {_place(record)[1]} is {value}, not {expected_value}"
-                )
+            value, right = record.get(key), correct.get(key)
+            if isinstance(value, float) and isinstance(right, float) and isclose(value, right, rel_tol=tolerance):
+                continue
+            if value != right:
+                messages.append(f"history: {key} of {' '.join(map(str, _place(record)))} is {value}, not {right}")
     return messages
 
 
-def _close(array: NDArray[Any], reference: NDArray[Any]) -> bool:
-    return bool(np.abs(array - reference).max() <= TOLERANCE * np.abs(reference).max())
-
-
 def _place(record: dict[str, Any]) -> tuple[str, int]:
-    kind = record["kind"]
-    return kind, record[kind]
+    return record["kind"], record[record["kind"]]

@@ -4,31 +4,129 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 from cluster.nodes import Nodes, NodesCannotBeMade
-from fault_drill.damage import restore_size, small_disk
-from fault_drill.finished import Finished, checkpoints, compare, read_finished
-from fault_drill.launches import Launched, run_job
+from fault_drill.damage import fill, restore_size, small_disk
+from fault_drill.finished import Finished, Outcome, checkpoints, compare, read_finished
+from fault_drill.launches import Launched, Recipe, new_run, run_job
 from fault_drill.moments import MOMENTS
-from fault_drill.network_faults import FAST, NETWORK_FAULTS, NetworkFault
-from fault_drill.outcomes import Outcome
-from fault_drill.rank import HERE, OVER
-from fault_drill.recipes import Recipe, new_run
+from fault_drill.rank import OVER
 from hybridnn.comm.mpi import OVERSUBSCRIBED
 from mpi_runner.slowness import deadline
 
-__all__ = ["NetworkDrill", "NetworkTrial", "draw_network_trial", "missing_for_nodes"]
+FAST, CRAWL = "none", "20kbit"
+CRAWL_SECONDS = 40.0
+FULL_DISK_BYTES = 4096
+UNREACHED = (
+    r"host NODE cannot be reached|hosts (\S+, )*NODE(, \S+)* do not reach each other"
+    r"|host NODE, process \d+[^)]*\) gave no sign|no answer from NODE \("
+)
+SLOW_LINK = r"host NODE is reached slowly|hosts (\S+, )*NODE(, \S+)* reach each other slowly"
+NO_DAEMON = r"(?s:failed to report back.{0,600}Remote host:\s+NODE\s)"
+LOST_DAEMON = r"(?s:lost communication with a remote daemon.{0,600} on node NODE\s)"
+NO_MEMORY = (
+    r"(?s:not enough space for /dev/shm.{0,600}Local host:\s+NODE\s)"
+    r"|Error on rank \d+ on NODE: the node's shared memory has no room"
+)
+
+
+@dataclass(frozen=True)
+class NetworkFault:
+    """A fault of a node or of its link."""
+
+    act: Callable[[Nodes, str, Path], None]  # causes it, given the name of the node and the disk of the runs
+    ends: bool | None  # whether the run must end; None if it may
+    pattern: str = ""  # of the output of a run that ends; NODE is the name of the node
+    code: int | None = None  # its exit code, by default any but 0
+    at_start: bool = False  # whether the fault is there before the run starts
+    loses_node: bool = False  # whether the node no longer exists
+    stalls: bool = False  # whether the stall watchdog ends the run; if `ends` is None, when nothing is finished
+
+    def complaint(self, code: int, output: str, node: str) -> str | None:
+        """Error in the end of a run with this fault, or None."""
+        if code == 0:
+            return "exit code 0: the run did not end" if self.ends else None
+        if self.ends is False:
+            return f"exit code {code} of a run that must go on"
+        if self.code is not None and code != self.code:
+            return f"exit code {code}, not {self.code}"
+        pattern = self.pattern.replace("NODE", node)
+        return None if re.search(pattern, output) else f"the output has no match of {pattern!r}"
+
+
+def _cut_for_a_moment(nodes: Nodes, node: str, disk: Path) -> None:
+    nodes.cut(node)
+    time.sleep(2)
+    nodes.join(node)
+
+
+def _slow_down(nodes: Nodes, node: str, disk: Path) -> None:
+    nodes.set_rate(CRAWL, node)
+    time.sleep(4)
+    nodes.set_rate(FAST, node)
+
+
+def _crawl(nodes: Nodes, node: str, disk: Path) -> None:
+    """Slow a link down for long: the run stalls, or goes on slowly until the link is repaired."""
+    nodes.set_rate(CRAWL, node)
+
+    def repair() -> None:
+        with contextlib.suppress(subprocess.SubprocessError, OSError):  # the nodes may be gone
+            nodes.set_rate(FAST, node)
+
+    timer = threading.Timer(CRAWL_SECONDS, repair)
+    timer.daemon = True
+    timer.start()
+
+
+def _lose(nodes: Nodes, node: str, disk: Path) -> None:
+    """End a node as a power failure does: no process can close its connections."""
+    nodes.cut(node)
+    nodes.kill(node)
+
+
+def _fill(folder: str) -> Callable[[Nodes, str, Path], None]:
+    return lambda nodes, node, disk: nodes.fill(node, folder)
+
+
+def _nothing(nodes: Nodes, node: str, disk: Path) -> None:
+    pass
+
+
+NETWORK_FAULTS = {
+    "link cut for 2 s": NetworkFault(_cut_for_a_moment, ends=False),
+    "link slow": NetworkFault(_slow_down, ends=False),
+    "link cut": NetworkFault(lambda nodes, node, disk: nodes.cut(node), True, UNREACHED, 1, stalls=True),
+    "node killed": NetworkFault(
+        lambda nodes, node, disk: nodes.kill(node), True, f"{NO_DAEMON}|{LOST_DAEMON}|{UNREACHED}", loses_node=True
+    ),
+    "node lost": NetworkFault(_lose, True, UNREACHED, 1, loses_node=True, stalls=True),
+    "clock wrong": NetworkFault(_nothing, ends=False),
+    "names gone at start": NetworkFault(lambda nodes, node, disk: nodes.remove_names(node), ends=False, at_start=True),
+    "names gone": NetworkFault(lambda nodes, node, disk: nodes.remove_names(node), ends=False),
+    "run disk full": NetworkFault(
+        lambda nodes, node, disk: fill(disk, FULL_DISK_BYTES), True, "cannot be written: No space left on device", 2
+    ),
+    "node disk full at start": NetworkFault(_fill("run/node"), True, NO_DAEMON, at_start=True),
+    "node disk full": NetworkFault(_fill("run/node"), ends=False),
+    "node memory full at start": NetworkFault(_fill("dev/shm"), None, NO_MEMORY, at_start=True),
+    "node memory full": NetworkFault(_fill("dev/shm"), ends=False),
+    "node memory small": NetworkFault(_nothing, None, NO_MEMORY, at_start=True),
+    "link crawls": NetworkFault(_crawl, None, f"{SLOW_LINK}|{UNREACHED}", 1, stalls=True),
+}
+"""By name."""
+
 
 STALL_SECONDS = 2.5
 SILENT_SECONDS = 5.0
@@ -133,7 +231,7 @@ class NetworkDrill:
 
     def carry_out(self, trial: NetworkTrial, folder: Path) -> Outcome:
         """Run the trial in an empty folder, and check its results."""
-        outcome, disk = Outcome(trial), folder / "disk"
+        outcome, disk = Outcome(), folder / "disk"
         disk.mkdir()
         memory = SMALL_MEMORY if trial.fault == "node memory small" else "64m"
         with small_disk(disk), contextlib.ExitStack() as stack:
@@ -246,7 +344,7 @@ class _Runs:
     folder: Path
     limit: float
     trial: NetworkTrial | None = None  # its moment is that of the fault
-    act: object = None
+    act: Callable[[subprocess.Popen[bytes], Path], float] | None = None
 
     def run(
         self, recipe: Recipe, arguments: Sequence[str], name: str, hours: Mapping[str, float] | None = None
@@ -254,20 +352,17 @@ class _Runs:
         trial = self.trial
         self.folder.mkdir(parents=True, exist_ok=True)
 
-        def command(markers: Path) -> list[str]:
-            orders: dict[str, object] = {"markers": str(markers), "rank": -1, "hours": hours or {}}
-            if trial is not None:
-                orders |= {"moment": trial.moment, "call": trial.call, "rank": trial.rank, "error": None}
-                orders |= {"waits": True, "after": str(self.folder / "disk" / "run")}
-                if NETWORK_FAULTS[trial.fault].stalls:
-                    orders["silent_seconds"] = SILENT_SECONDS
-            unset = [argument for variable in OVERSUBSCRIBED for argument in ("-u", variable)]
-            python = [sys.executable, "-m", PROGRAM, json.dumps(orders)]
-            train = [arguments[0], "-n", str(recipe.ranks), *arguments[1:]]
-            return self.nodes.enter(["env", *unset, *python, *train], folder=self.folder)
+        orders: dict[str, object] = {"rank": -1, "hours": hours or {}}
+        if trial is not None:
+            orders |= {"moment": trial.moment, "call": trial.call, "rank": trial.rank, "error": None, "waits": True}
+            orders |= {"after": str(self.folder / "disk" / "run"), "title": f"{trial.fault} at {trial.moment}"}
+            if NETWORK_FAULTS[trial.fault].stalls:
+                orders["silent_seconds"] = SILENT_SECONDS
 
-        if trial is None:
-            return run_job(command, self.folder, name, self.limit, "without fault", program=PROGRAM)
-        title, marker = f"{trial.fault} at {trial.moment} {trial.call} of rank {trial.rank}", f"{HERE}{trial.rank}"
-        job = command, self.folder, name, self.limit, title
-        return run_job(*job, marker=marker, act=self.act, program=PROGRAM)  # type: ignore[arg-type]
+        def command(given: str) -> list[str]:
+            unset = [argument for variable in OVERSUBSCRIBED for argument in ("-u", variable)]
+            train = [arguments[0], "-n", str(recipe.ranks), *arguments[1:]]
+            return self.nodes.enter(["env", *unset, sys.executable, "-m", PROGRAM, given, *train], folder=self.folder)
+
+        act = None if trial is None else self.act
+        return run_job(command, orders, self.folder, name, self.limit, act=act, program=PROGRAM)

@@ -6,6 +6,7 @@ another marker file at the moment of the fault, where it may wait for the fault.
 
 from __future__ import annotations
 
+import datetime
 import errno
 import json
 import os
@@ -14,8 +15,8 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from fault_drill.clocks import shift_clock
 from fault_drill.moments import watch
 
 __all__ = ["BROKEN", "HERE", "OVER", "PROCESS", "main"]
@@ -35,9 +36,12 @@ def main() -> None:
     rank = int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMI_RANK") or 0)
     _write_marker(markers, f"{PROCESS}{rank}")
     shift_clock(orders.get("hours", {}).get(socket.gethostname(), 0))
-    if "silent_seconds" in orders:
-        _set_silent_seconds(orders["silent_seconds"])
-    _disable_learning_curve()
+    from hybridnn.cli import ranks
+    from hybridnn.runs import report
+
+    report.draw_learning_curve = lambda *_: None  # it takes a third of the time of a short run
+    # How long the process that has started the ranks waits for a silent host
+    ranks.SILENT_SECONDS = orders.get("silent_seconds", ranks.SILENT_SECONDS)
     if rank == orders["rank"]:
         injection = _injection(markers, rank, orders["error"], waits=orders["waits"])
         watch(orders["moment"], orders["call"], injection, Path(orders["after"]) if "after" in orders else None)
@@ -46,18 +50,36 @@ def main() -> None:
     hybridnn(sys.argv[2:])
 
 
-def _disable_learning_curve() -> None:
-    """Disable the learning curve, which takes a third of the time of a short run."""
-    from hybridnn.runs import report
+def shift_clock(hours: float) -> None:
+    """Shift the wall clock of this process, for all that imports `datetime` from now on.
 
-    report.draw_learning_curve = lambda *_: None
+    Wrong are the times that Python reads, and those of the files that get their names in this process, as on the disk
+    of a node with such a clock; namespaces of Linux shift monotonic clocks alone.
+    """
+    if not hours:
+        return
+    seconds = 3600 * hours
+    now, now_ns, local, utc = time.time, time.time_ns, time.localtime, time.gmtime
+    time.time = lambda: now() + seconds
+    time.time_ns = lambda: now_ns() + int(1e9 * seconds)
+    time.localtime = lambda moment=None: local(time.time() if moment is None else moment)
+    time.gmtime = lambda moment=None: utc(time.time() if moment is None else moment)
 
+    class Shifted(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Shifted:
+            return cls.fromtimestamp(time.time(), tz)
 
-def _set_silent_seconds(seconds: float) -> None:
-    """Set the time after which the process that has started the ranks gives up a host."""
-    from hybridnn.cli import ranks
+    datetime.datetime = Shifted  # type: ignore[misc]
 
-    ranks.SILENT_SECONDS = seconds
+    def dated(rename: Callable[..., None]) -> Callable[..., None]:
+        def renamed(source: Any, target: Any, **settings: Any) -> None:
+            rename(source, target, **settings)
+            os.utime(target, (time.time(),) * 2)
+
+        return renamed
+
+    os.rename, os.replace = dated(os.rename), dated(os.replace)
 
 
 def _injection(markers: Path, rank: int, error: str | None, *, waits: bool) -> Callable[[], None]:

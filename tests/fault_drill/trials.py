@@ -10,11 +10,9 @@ from pathlib import Path
 from random import Random
 
 from fault_drill.damage import damage, restore_size, small_disk
-from fault_drill.finished import Finished, checkpoints, compare, read_finished
+from fault_drill.finished import Finished, Outcome, checkpoints, compare, read_finished
 from fault_drill.injections import FAULTS, Injection, draw_injection
-from fault_drill.launches import Launched, launch
-from fault_drill.outcomes import Outcome
-from fault_drill.recipes import RECIPES, Recipe, new_run
+from fault_drill.launches import RECIPES, Launched, Recipe, launch, new_run
 from mpi_runner.slowness import deadline
 
 __all__ = ["Drill", "Trial", "draw_trial"]
@@ -96,7 +94,7 @@ class Drill:
 
     def carry_out(self, trial: Trial, folder: Path) -> Outcome:
         """Run the trial in an empty folder, and check its results."""
-        outcome = Outcome(trial)
+        outcome = Outcome()
         expected = self.undisturbed(trial.recipes[0])
         (folder / "disk").mkdir()
         with small_disk(folder / "disk") if trial.fault == "disk full" else contextlib.nullcontext():
@@ -123,9 +121,13 @@ class Drill:
                 outcome.complaints.append(f"run {place}: the output does not name the damaged {damaged_name}")
                 outcome.named = False
             if injection is None or done.code == 0:
-                self._judge_last_run(done, injection, place, recipe, outcome)
+                outcome.ended = done.code == 0
+                if done.code != 0:
+                    outcome.complaints.append(f"run {place}: exit code {done.code} without a fault")
+                elif injection is not None and injection.fault == "rank delayed":
+                    outcome.injected |= done.seconds_after_fault is not None
                 return
-            self._judge(done, injection, place, recipe, run, outcome)
+            self._judge(trial, done, injection, place, run, outcome)
             if injection.fault == "disk full":
                 restore_size(folder / "disk")
             if trial.fault == injection.fault == "checkpoint damaged":
@@ -144,12 +146,12 @@ class Drill:
         return [*new_run(recipe, name), *options, "--resume", "auto"]
 
     def _judge(
-        self, done: Launched, injection: Injection, place: int, recipe: Recipe, run: Path, outcome: Outcome
+        self, trial: Trial, done: Launched, injection: Injection, place: int, run: Path, outcome: Outcome
     ) -> None:
         """Check the report of a run about its fault, and the checkpoint that it names."""
-        outcome.injected |= injection.fault == outcome.trial.fault
+        outcome.injected |= injection.fault == trial.fault
         outcome.end_seconds = max(outcome.end_seconds, done.seconds_after_fault or 0.0)
-        complaint = injection.complaint(done.code, done.output, recipe)
+        complaint = injection.complaint(done.code, done.output, trial.recipes[place])
         if done.seconds_after_fault is None:
             complaint = f"ended with exit code {done.code} before: {injection}"
         if done.code == 75:
@@ -159,12 +161,3 @@ class Drill:
         if complaint:
             outcome.complaints.append(f"run {place}: {complaint}")
             outcome.named = False
-
-    def _judge_last_run(
-        self, done: Launched, injection: Injection | None, place: int, recipe: Recipe, outcome: Outcome
-    ) -> None:
-        outcome.ended = done.code == 0
-        if done.code != 0:
-            outcome.complaints.append(f"run {place}: exit code {done.code} without a fault")
-        elif injection is not None and injection.fault == "rank delayed":
-            outcome.injected |= done.seconds_after_fault is not None

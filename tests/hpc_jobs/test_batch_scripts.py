@@ -123,36 +123,30 @@ def test_variables_of_the_user_are_kept(tmp_path: Path) -> None:
         assert job.lines("open-mpi") == ["osc rdma btl "]
 
 
-@pytest.mark.parametrize(("name", "calls"), [(TRAIN, "requeue 17"), (ARRAY, "requeue 16_2")])
-def test_run_that_ends_with_a_node_is_requeued(tmp_path: Path, name: str, calls: str) -> None:
-    with _job(tmp_path, name, "exit 14", LOST_NODE="0", **(TASK if name == ARRAY else {})) as job:
-        code, out = job.wait()
-        assert (code, out.startswith("requeue: ")) == (0, True)
-        assert job.lines("scontrol-calls") == [calls]
-
-
 RUNS = {TRAIN: ({}, "requeue: runs/name-17 goes on later\n", "requeue 17")}
 # The job id alone would requeue the whole array.
 RUNS[ARRAY] = (TASK, "requeue: the cell runs later\n", "requeue 16_2")
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_warning_reaches_the_run_which_is_requeued(tmp_path: Path, name: str) -> None:
+def test_run_that_ends_with_a_node_is_requeued(tmp_path: Path, name: str) -> None:
     more, line, call = RUNS[name]
-    with _job(tmp_path, name, WAITS, **more) as job:
-        job.wait_until_it_trains()
-        job.process.send_signal(signal.SIGUSR1)
+    with _job(tmp_path, name, "exit 14", LOST_NODE="0", **more) as job:
         assert job.wait() == (0, line)
-        assert job.lines("signals") == ["USR1"]
         assert job.lines("scontrol-calls") == [call]
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_warning_before_the_run_has_started_is_not_lost(tmp_path: Path, name: str) -> None:
-    """The signal comes before the script has the process id of the run."""
+@pytest.mark.parametrize("before", [False, True])
+def test_warning_reaches_the_run_which_is_requeued(tmp_path: Path, name: str, before: bool) -> None:
+    """Also if it comes before the script has the process id of the run."""
     more, line, call = RUNS[name]
-    with _job(tmp_path, name, WAITS, before_step="kill -USR1 $$\n", **more) as job:
+    with _job(tmp_path, name, WAITS, before_step="kill -USR1 $$\n" * before, **more) as job:
+        if not before:
+            job.wait_until_it_trains()
+            job.process.send_signal(signal.SIGUSR1)
         assert job.wait() == (0, line)
+        assert before or job.lines("signals") == ["USR1"]
         assert job.lines("scontrol-calls") == [call]
 
 

@@ -17,12 +17,11 @@ hangs is ended by one of these mechanisms, from the inside to the outside:
 All limits are multiplied by the slowness of the machine, measured when the tests begin, and so are the deadlines of
 tests, through ``slowness.deadline``.
 
-The running test is reported as failed, and the tests after it run in a new job.
+The running test is reported as failed, with the output of the job, and the tests after it run in a new job.
 
 * ``launch``: jobs under mpirun with time limits, also for the fixture ``run_mpi``
 * ``slowness``: slowness of the machine relative to an idle one
-* ``rank``: the plugin of each rank, which records the events of its tests
-* ``verdicts``: the outcome of each test, from the records of the ranks
+* ``rank``: the plugin of each rank; rank 0 records the reports of the tests
 * ``outer``: the plugin of the process that the user started
 * ``plugin``: the marker, the settings and the fixtures
 """

@@ -10,15 +10,18 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Literal
 
 import pytest
 
 from .launch import MpirunNotFound, find_mpirun, job_environment, started_job
-from .rank import RECORDS_FOLDER, read_records, records_size
+from .rank import RECORDS, RECORDS_FOLDER, read_records
 from .slowness import deadline
-from .verdicts import JobEnd, Verdict, judge
 
-__all__ = ["NO_JOB", "MpiJobs", "ranks_of", "wait_for_job"]
+__all__ = ["NO_JOB", "MpiJobs", "judge", "ranks_of", "wait_for_job"]
+
+Reports = dict[str, list[pytest.TestReport]]
+"""Reports of tests, by node id."""
 
 NO_JOB = pytest.StashKey[str]()
 """Reason for which an item is skipped without a job. Its marks do not tell: pytest-mpi marks every item."""
@@ -44,16 +47,16 @@ def _time_limit(item: pytest.Item, usual: float) -> float:
 
 
 def wait_for_job(process: subprocess.Popen[bytes], folder: Path, seconds: float) -> str | None:
-    """Wait for the end of a job, at most until no rank has written a record for some seconds.
+    """Wait for the end of a job, at most until there is no new record for some seconds.
 
     Returns the reason to end the job; None if it ended.
     """
-    size, since = 0, time.monotonic()
+    file, size, since = folder / RECORDS, 0, time.monotonic()
     while True:
         try:
             process.wait(0.1)
         except subprocess.TimeoutExpired:
-            now = records_size(folder)
+            now = file.stat().st_size if file.exists() else 0
             if now != size:
                 size, since = now, time.monotonic()
             elif time.monotonic() - since > seconds:
@@ -69,7 +72,7 @@ class MpiJobs:
         self._config = config
         # Seconds on an idle machine: a job measures how busy this one is when it starts.
         self._limit, self._grace = float(config.getini("mpi_timeout")), float(config.getini("mpi_grace"))
-        self._verdicts: dict[str, Verdict] = {}
+        self._reports: Reports = {}
         # `timeout` and batch systems end a run with SIGTERM: exit in an orderly way, which ends the running job too.
         self._previous = signal.signal(signal.SIGTERM, self._leave)
 
@@ -92,13 +95,16 @@ class MpiJobs:
             return None
         if NO_JOB in item.stash:
             at = str(item.path), (item.location[1] or 0) + 1, f"Skipped: {item.stash[NO_JOB]}"
-            self._verdicts[item.nodeid] = Verdict("skipped", skipped_at=at)
-        if item.nodeid not in self._verdicts:
-            waiting = [each for each in item.session.items if ranks_of(each) == ranks and NO_JOB not in each.stash]
-            while item.nodeid not in self._verdicts:
-                waiting = [each for each in waiting if each.nodeid not in self._verdicts]
-                self._verdicts.update(self._run(ranks, waiting))
-        _report(item, self._verdicts[item.nodeid])
+            self._reports[item.nodeid] = [_report(item.nodeid, "skipped", at)]
+        waiting = [each for each in item.session.items if ranks_of(each) == ranks and NO_JOB not in each.stash]
+        while item.nodeid not in self._reports:
+            waiting = [each for each in waiting if each.nodeid not in self._reports]
+            self._reports |= self._run(ranks, waiting)
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for report in self._reports[item.nodeid]:
+            report.location, report.keywords = item.location, dict.fromkeys(item.keywords, 1)
+            item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         # The fixtures of the module of a previous serial test may still be set up.
         item.session._setupstate.teardown_exact(nextitem)
         return True
@@ -116,8 +122,8 @@ class MpiJobs:
         python = [sys.executable, "-m", "mpi4py", "-m", "pytest"]
         return [find_mpirun(), "-n", str(ranks), *python, *options, f"@{listed}"]
 
-    def _run(self, ranks: int, items: Sequence[pytest.Item]) -> dict[str, Verdict]:
-        """Run one job and return the outcomes that it determined."""
+    def _run(self, ranks: int, items: Sequence[pytest.Item]) -> Reports:
+        """Run one job and return the reports that it determined."""
         tests = [item.nodeid for item in items]
         longest = deadline(max(_time_limit(item, self._limit) for item in items) + self._grace)
         with tempfile.TemporaryDirectory(prefix="hybridnn-mpi-", ignore_cleanup_errors=True) as name:
@@ -127,7 +133,7 @@ class MpiJobs:
             try:
                 command = self._command(ranks, listed)
             except MpirunNotFound as error:
-                return dict.fromkeys(tests, Verdict("failed", str(error)))
+                return {test: [_report(test, "failed", str(error))] for test in tests}
             environment = job_environment({RECORDS_FOLDER: name, "PYTEST_ADDOPTS": None})
             output = folder / "output"
             with (
@@ -135,31 +141,25 @@ class MpiJobs:
                 started_job(command, stdout=out, environment=environment, folder=self._config.rootpath) as process,
             ):
                 reason = wait_for_job(process, folder, longest)
-            good = reason is None and process.returncode == 0
-            reason = reason or f"mpirun ended with exit code {process.returncode}"
-            text = output.read_text(encoding="utf-8", errors="replace")[-OUTPUT_SHOWN:]
-            end = JobEnd(good, reason, text)
-            return judge(tests, read_records(folder, ranks), end)
+            if reason is not None or process.returncode:
+                reason = reason or f"mpirun ended with exit code {process.returncode}"
+                reason += f"\n{output.read_text(encoding='utf-8', errors='replace')[-OUTPUT_SHOWN:]}"
+            return judge(tests, read_records(self._config, folder), reason)
 
 
-def _report(item: pytest.Item, verdict: Verdict) -> None:
-    """Report the outcome of an item to pytest as if it had run in this process."""
-    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for when in ("setup", "call", "teardown"):
-        report = pytest.TestReport(
-            nodeid=item.nodeid,
-            location=item.location,
-            keywords=dict.fromkeys(item.keywords, 1),
-            outcome="passed",
-            longrepr=None,
-            when=when,
-        )
-        if when == "call":
-            report.outcome = verdict.outcome  # type: ignore[assignment]
-            report.longrepr = verdict.skipped_at or verdict.text or None
-            report.duration = verdict.seconds
-            report.sections = verdict.sections
-            if verdict.expected_failure is not None:
-                report.wasxfail = verdict.expected_failure
-        item.ihook.pytest_runtest_logreport(report=report)
-    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+def judge(tests: Sequence[str], begun: Reports, trouble: str | None) -> Reports:
+    """Return the reports of the tests, at least of one, that a job has determined; the others need another job.
+
+    A job that ends early, with a description of its `trouble`, ends in the last test that has begun.
+    """
+    if trouble is None:
+        lost = "the job ended, and this test did not begin"
+        return {test: begun.get(test) or [_report(test, "failed", lost)] for test in tests}
+    if not begun:
+        return {test: [_report(test, "failed", f"before the first test, {trouble}")] for test in tests}
+    last = list(begun)[-1]
+    return begun | {last: [_report(last, "failed", trouble)]}
+
+
+def _report(test: str, outcome: Literal["failed", "skipped"], why: str | tuple[str, int, str]) -> pytest.TestReport:
+    return pytest.TestReport(test, ("", None, ""), {}, outcome, why, "call")

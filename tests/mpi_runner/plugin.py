@@ -56,7 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
         folder = Path(os.environ[RECORDS_FOLDER])
         config.option.basetemp = str(folder / f"tmp-{MPI.COMM_WORLD.rank}")  # removed with the job
-        config.pluginmanager.register(RankRecorder(folder, MPI.COMM_WORLD))
+        config.pluginmanager.register(RankRecorder(config, folder, MPI.COMM_WORLD))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 
-__all__ = ["SLOWNESS", "deadline", "measure", "slowness", "wait_until"]
+__all__ = ["deadline", "wait_until"]
 
 SLOWNESS = "HYBRIDNN_TEST_SLOWNESS"
 """Environment variable that sets the factor; without it, the factor is measured when a deadline is set."""
@@ -23,8 +23,9 @@ MOST = 50.0
 """Limit of the factor."""
 
 
-def measure() -> float:
-    """Measure the slowness now, between 1 and 50.
+@functools.lru_cache(maxsize=1)
+def _measured_in(period: int) -> float:
+    """The slowness, between 1 and 50, in a period of `FRESH_SECONDS`.
 
     Other processes slow this one down, or will: the time of a piece of work shows the first, the load of the cores
     over the last minute the second.
@@ -36,32 +37,9 @@ def measure() -> float:
     return min(max(1.0, taken / NOMINAL_SECONDS, os.getloadavg()[0] / cores), MOST)
 
 
-@functools.lru_cache(maxsize=1)
-def _measured_in(period: int) -> float:
-    """The factor of a period of `FRESH_SECONDS`."""
-    return measure()
-
-
-def slowness() -> float:
-    """The factor now, from the environment variable or measured in the last `FRESH_SECONDS`.
-
-    Raises
-    ------
-    ValueError
-        If the environment variable is not a number of at least 1.
-    """
-    text = os.environ.get(SLOWNESS)
-    if text is not None:
-        factor = float(text)
-        if not 1.0 <= factor < float("inf"):
-            raise ValueError(f"{SLOWNESS}={text}: must be a number of at least 1")
-        return factor
-    return _measured_in(int(time.monotonic() / FRESH_SECONDS))
-
-
 def deadline(seconds: float) -> float:
     """Convert a time limit in seconds on an idle machine into seconds on this machine, as busy as it is now."""
-    return seconds * slowness()
+    return seconds * float(os.environ.get(SLOWNESS) or _measured_in(int(time.monotonic() / FRESH_SECONDS)))
 
 
 def wait_until(

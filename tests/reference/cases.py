@@ -92,13 +92,13 @@ class Case:
         return Network(self.sizes, self.activation, self.residual, loss)
 
     def __str__(self) -> str:
-        plain = Case()
-        changed = [
-            f"{f.name}={getattr(self, f.name)!r}"
-            for f in fields(self)
-            if getattr(self, f.name) != getattr(plain, f.name)
-        ]
-        return f"Case({', '.join(changed)})"
+        return f"Case({', '.join(f'{name}={value!r}' for name, value in changed(self))})"
+
+
+def changed(settings: Any) -> list[tuple[str, Any]]:
+    """Names and values of the fields that are not the default."""
+    values = [(field.name, getattr(settings, field.name), field.default) for field in fields(settings)]
+    return [(name, value) for name, value, usual in values if value != usual]
 
 
 def data(case: Case, data_split: str = "train") -> tuple[Array, Array]:

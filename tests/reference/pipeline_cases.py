@@ -11,6 +11,7 @@ import hybridnn
 from reference import pipelines
 from reference.cases import (
     Case,
+    changed,
     check_outcome,
     data,
     make_trainer,
@@ -62,8 +63,8 @@ class PipelineCase:
         return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "case"}
 
     def __str__(self) -> str:
-        changed = [f"{f.name}={getattr(self, f.name)}" for f in fields(self)[2:] if getattr(self, f.name) != f.default]
-        return ", ".join([self.method, *changed, str(self.case)])
+        words = [f"{name}={value}" for name, value in changed(self) if name not in ("method", "case")]
+        return ", ".join([self.method, *words, str(self.case)])
 
 
 DELAYED_CASES = {method: PipelineCase(method) for method in DELAYED}

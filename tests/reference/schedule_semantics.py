@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hybridnn.pipeline.schedules.instructions import ALL_MICROBATCHES, Instruction
+from reference.pipelines import DELAYED, Pipeline
 
 Part = tuple[int, int, int]  # minibatch, microbatch, virtual stage
 
@@ -30,32 +31,21 @@ class Definition:
     chunks: int = 1
     merged: bool = False
 
-    def forward_version(self, stage: int, t: int) -> int:
-        if self.method == "pipedream-vsync":
-            return max(0, t - (self.stages - 1))
-        if self.method == "pipedream-2bw":
-            return max(0, t - 1)
-        if self.method in ("ddg", "fr", "pipedream", "vanilla", "spectrain", "lwp", "pipemare"):
-            return max(0, t - (self.stages - 1 - stage))
-        return t
+    def forward_read(self, stage: int, t: int) -> tuple[int, int]:
+        """Version that the forward pass of minibatch t reads, and number of predicted updates."""
+        return self._pipeline.forward_read(stage, t, self.minibatches) if self.method in DELAYED else (t, 0)
 
-    def backward_version(self, stage: int, t: int) -> int:
-        return self.forward_version(stage, t) if self.stashes else t
+    def backward_read(self, stage: int, t: int) -> tuple[int, int]:
+        """The same for the backward pass."""
+        return self._pipeline.backward_read(stage, t, self.minibatches) if self.method in DELAYED else (t, 0)
+
+    @property
+    def _pipeline(self) -> Pipeline:
+        return Pipeline(self.method, (1,) * self.stages)
 
     @property
     def stashes(self) -> bool:
         return self.method in ("ddg", "pipedream", "pipedream-vsync", "pipedream-2bw")
-
-    def ahead(self, stage: int, t: int) -> tuple[int, int]:
-        """Updates predicted in the forward and in the backward pass."""
-        if self.method == "lwp":
-            return t - self.forward_version(stage, t), 0
-        if self.method == "pipemare":
-            return 0, self.forward_version(stage, t) - t
-        if self.method != "spectrain":
-            return 0, 0
-        later = min(stage // 2, self.minibatches - 1 - t)
-        return t - self.forward_version(stage, t) + later, later
 
     def most_versions(self, stage: int) -> int:
         if self.method == "pipedream-vsync":
@@ -106,15 +96,15 @@ def defined(definition: Definition, symbol: Symbols) -> Outcome:
             saved = []
             for s in range(last + 1):
                 k = s % K
-                read = _read(symbol, weights[k][definition.forward_version(k, t)], definition.ahead(k, t)[0])
-                current = _read(symbol, weights[k][definition.backward_version(k, t)], definition.ahead(k, t)[1])
+                read = _read(symbol, weights[k], definition.forward_read(k, t))
+                current = _read(symbol, weights[k], definition.backward_read(k, t))
                 of_backward = symbol("activations", s, value, current)
                 value = symbol("activations", s, value, read)
                 saved.append(of_backward if definition.method == "fr" else value)
             losses[t, m] = value = symbol("loss", value, symbol("target", t, m))
             for s in reversed(range(last + 1)):
                 k = s % K
-                current = _read(symbol, weights[k][definition.backward_version(k, t)], definition.ahead(k, t)[1])
+                current = _read(symbol, weights[k], definition.backward_read(k, t))
                 inner = symbol("inner gradients", s, saved[s], value, current)
                 gradients[k].append(symbol("weight gradient", inner))
                 value = symbol("input gradient", inner)
@@ -123,8 +113,10 @@ def defined(definition: Definition, symbol: Symbols) -> Outcome:
     return weights, losses
 
 
-def _read(symbol: Symbols, weights: int, ahead: int) -> int:
-    return symbol("predicted", weights, ahead) if ahead else weights
+def _read(symbol: Symbols, versions: Sequence[int], read: tuple[int, int]) -> int:
+    """A version, or a prediction from it."""
+    version, ahead = read
+    return symbol("predicted", versions[version], ahead) if ahead else versions[version]
 
 
 class _Rank:
@@ -141,11 +133,10 @@ class _Rank:
 
     def weights(self, t: int, backward: bool) -> int:
         of = self.definition
-        version = of.backward_version(self.stage, t) if backward else of.forward_version(self.stage, t)
+        version, ahead = (of.backward_read if backward else of.forward_read)(self.stage, t)
         if of.stashes and version >= len(self.versions):
             raise WrongSchedule("a missing weight version")
-        current = self.versions[version] if of.stashes else self.versions[-1]
-        return _read(self.symbol, current, of.ahead(self.stage, t)[backward])
+        return _read(self.symbol, self.versions, (version if of.stashes else -1, ahead))
 
     def get(self, name: str, part: Part) -> int:
         if (name, part) not in self.values:
@@ -294,10 +285,10 @@ def _most_activations(order: Sequence[Instruction]) -> int:
 def _most_versions(definition: Definition, stage: int, order: Sequence[Instruction]) -> int:
     """Largest number of weight versions: the current one, and older ones that are read later."""
     reads = [
-        (place, read(stage, i.minibatch))
+        (place, read(stage, i.minibatch)[0])
         for names, read in (
-            (("forward",), definition.forward_version),
-            (("backward", "input gradient", "recompute"), definition.backward_version),
+            (("forward",), definition.forward_read),
+            (("backward", "input gradient", "recompute"), definition.backward_read),
         )
         for place, i in enumerate(order)
         if i.name in names

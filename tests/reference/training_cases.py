@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
+
 from hybridnn import ProcessGrid, Trainer
+from hybridnn.comm.group import Group
 from hybridnn.comm.transport import HOST_BUCKETS, Transport
 from hybridnn.in_process import run_ranks
+from hybridnn.training.epoch import KINDS
 from hybridnn.training.records import StepRecord
 from reference import network as net
 from reference.callbacks import Calling
@@ -19,18 +24,63 @@ from reference.cases import (
     Case,
     assert_arrays_close,
     assert_close,
+    changed,
     check_outcome,
     local_data,
     make_trainer,
     reference,
 )
-from reference.messages import Message, check_float32_arrays, check_float32_messages, recorded_messages
 from reference.network import Weights
 from reference.pipeline_cases import PipelineCase, expected_outcome
-from reference.ranks import on_nodes
+from reference.ranks import on_nodes, this_rank
 from reference.serial import Outcome
 
 __all__ = ["Grid", "TrainingCase", "check_training", "run_training_case", "trained", "trainer_of"]
+
+Message = tuple[str, Any, tuple[int, ...]]
+
+SENDING = ("allreduce", "allgather_rows", "broadcast", "scatter_rows", "gather_rows")
+
+
+@contextmanager
+def recorded_messages() -> Iterator[dict[int, list[Message]]]:
+    """Record method, dtype and shape of every array that a rank passes to a group, by rank."""
+    recorded: dict[int, list[Message]] = defaultdict(list)
+
+    def recording(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(self: Group, *args: Any, **kwargs: Any) -> Any:
+            arrays = [array for array in (*args, *kwargs.values()) if isinstance(array, np.ndarray)]
+            recorded[this_rank()].extend((name, array.dtype, array.shape) for array in arrays)
+            return method(self, *args, **kwargs)
+
+        return call
+
+    with ExitStack() as patches:
+        for name in SENDING:
+            for kind in (name, "i" + name):
+                if hasattr(Group, kind):
+                    patches.enter_context(patch.object(Group, kind, recording(name, getattr(Group, kind))))
+        yield recorded
+
+
+def check_float32_arrays(trainer: Trainer, case: Case, where: str) -> None:
+    """See that all arrays of a trainer that a user may ask for are float32."""
+    arrays = [*trainer.weights().values(), *trainer.gradients().values(), trainer.predict(np.ones((3, case.sizes[0])))]
+    arrays += [array for slot in trainer.optimizer_slots().values() for array in slot.values()]
+    assert {array.dtype for array in arrays} == {np.dtype(np.float32)}, where
+
+
+def check_float32_messages(trainer: Trainer, case: Case, sent: Sequence[Message], where: str) -> None:
+    """See that all arrays that a rank sent are float32, except for labels, text and small exact sums."""
+    grid = trainer.grid
+    # Norms by layer, sums of metrics, counts, and once an epoch the seconds by kind of instruction and by rank.
+    small = max(3 + len(KINDS) + grid.size, 2 * case.sizes[-1], len(case.sizes) - 1)
+    for method, dtype, shape in sent:
+        labels = dtype == np.int64 and case.classification and method in ("scatter_rows", "broadcast")
+        assert dtype in (np.float32, np.uint8) or labels or np.prod(shape) <= small, (
+            f"{method} of {dtype} {shape}: {where}"
+        )
+    assert grid.size == 1 or any(dtype == np.float32 for _, dtype, _ in sent), where
 
 
 @dataclass(frozen=True)
@@ -79,15 +129,9 @@ class TrainingCase:
         return expected_outcome(self.training, len(self.grid.stages or ()) or self.grid.pipeline)
 
     def __str__(self) -> str:
-        words = [f"{name}={value}" for name, value in _changed(self.grid)]
-        words += [f"{name}={value}" for name, value in _changed(self) if name not in ("ranks", "grid", "training")]
+        words = [f"{name}={value}" for name, value in changed(self.grid)]
+        words += [f"{name}={value}" for name, value in changed(self) if name not in ("ranks", "grid", "training")]
         return ", ".join([f"{self.ranks} rank{'s' * (self.ranks > 1)}", *words, str(self.training)])
-
-
-def _changed(settings: Any) -> list[tuple[str, Any]]:
-    """Names and values of the settings that are not the default."""
-    values = [(field.name, getattr(settings, field.name), field.default) for field in fields(settings)]
-    return [(name, value) for name, value, usual in values if value != usual]
 
 
 def run_training_case(it: TrainingCase) -> None:

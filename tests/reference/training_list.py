@@ -59,33 +59,16 @@ def on_grids() -> Cases:
             yield TrainingCase(ranks, grid, case)
         for case in islice(trainings(shape), 0, None, 3 if few else 1):
             yield TrainingCase(ranks, grid, case)
-    for (ranks, _, grid), distribution in product(shapes(2, 3, 4), DISTRIBUTIONS[1:]):
-        yield TrainingCase(ranks, grid, Case((5, 13, 7, 11, 4), distribution=distribution))
-    for (ranks, _, grid), layout in product(
-        shapes(1, 2, 3, 4, 6), zip((*SPLITS, "columns"), DISTRIBUTIONS, strict=True)
-    ):
-        split, distribution = layout
-        case = Case(
-            (5, 13, 7, 11, 6), optimizer="adam", schedule="cosine", model_split=split, distribution=distribution
-        )
-        yield TrainingCase(ranks, grid, case)
 
 
 def in_pieces() -> Cases:
     """Gradients in many buckets, and messages in pieces. The networks are far smaller than a bucket is otherwise."""
-    for (ranks, model, grid), bucket_bytes in product(shapes(2, 4), (1, 700)):
-        for case in trainings((ranks // model, model)):
-            yield TrainingCase(ranks, grid, replace(case, shared_replicas=False), bucket_bytes=bucket_bytes)
-    for ranks, _, grid in shapes(2, 4):
+    for ranks, model, grid in shapes(2, 4):
+        for number, case in enumerate(trainings((ranks // model, model))):
+            yield TrainingCase(ranks, grid, replace(case, shared_replicas=False), bucket_bytes=(1, 700)[number % 2])
         for split, distribution, overlap in product(SPLITS, DISTRIBUTIONS, (True, False)):
-            case = Case(
-                (5, 13, 7, 11, 6),
-                model_split=split,
-                distribution=distribution,
-                overlap=overlap,
-                shared_replicas=False,
-            )
-            yield TrainingCase(ranks, replace(grid, message_limit=200), case)
+            how = {"model_split": split, "distribution": distribution, "overlap": overlap, "shared_replicas": False}
+            yield TrainingCase(ranks, replace(grid, message_limit=200), Case((5, 13, 7, 11, 6), **how))
     for model in (1, 2):
         grid, case = Grid(pipeline=2, model=model, message_limit=200), replace(ODD, shared_replicas=False)
         for it in (PipelineCase("spectrain", case), PipelineCase("gpipe", case, microbatches=3)):
@@ -96,15 +79,8 @@ def narrow_layers() -> Cases:
     """Layers of widths 1, 2 and 3, of which some model ranks have no rows."""
     for optimizer, split in product(("momentum", "adam"), SPLITS):
         for (ranks, _, grid), shared, overlap in product(shapes(2, 3, 4), (False, "auto"), (False, True)):
-            case = Case(
-                (5, 13, 2, 3, 1),
-                classification=False,
-                optimizer=optimizer,
-                model_split=split,
-                shared_replicas=shared,
-                overlap=overlap,
-                clip_norm=0.1 if overlap else None,
-            )
+            how = {"model_split": split, "shared_replicas": shared, "overlap": overlap}
+            case = Case((5, 13, 2, 3, 1), False, optimizer=optimizer, clip_norm=0.1 if overlap else None, **how)
             yield TrainingCase(ranks, grid, case)
         for ranks, sizes in product((2, 3, 4), ((5, 3, 3, 3, 2), (5, 1, 1, 1, 2))):
             case = Case(sizes, residual=True, optimizer=optimizer, model_split=split)
@@ -119,29 +95,16 @@ def every_gradient() -> Cases:
             yield TrainingCase(ranks, grid, case, every_gradient=True)
     for (ranks, _, grid), split, overlap in product(shapes(2, 4), SPLITS, (True, False)):
         for distribution, residual in zip(DISTRIBUTIONS, (True, False, True), strict=True):
-            case = Case(
-                (7, 7, 9, 9, 9, 12, 12, 12, 12, 5),
-                residual=residual,
-                model_split=split,
-                distribution=distribution,
-                overlap=overlap,
-                epochs=2,
-                samples=23,
-            )
+            how = {"model_split": split, "distribution": distribution, "overlap": overlap, "residual": residual}
+            case = Case((7, 7, 9, 9, 9, 12, 12, 12, 12, 5), epochs=2, samples=23, **how)
             yield TrainingCase(ranks, grid, case, every_gradient=True)
 
 
 def in_float32() -> Cases:
     for (ranks, model, grid), split, distribution in product(shapes(1, 2, 4), SPLITS, DISTRIBUTIONS):
         for classification in (True, False):
-            case = Case(
-                sizes_for(model, split, False, classification),
-                classification,
-                optimizer="adam",
-                model_split=split,
-                distribution=distribution,
-                clip_norm=0.5,
-            )
+            sizes, how = sizes_for(model, split, False, classification), {"optimizer": "adam", "clip_norm": 0.5}
+            case = Case(sizes, classification, model_split=split, distribution=distribution, **how)
             yield TrainingCase(ranks, grid, case, "float32", 1e-3)
     for stages in (2, 3):
         for it in methods(stages).values():
@@ -159,42 +122,31 @@ def pipelines() -> Cases:
         yield TrainingCase(1, Grid(), it)
         for training in TRAININGS.values():
             yield TrainingCase(1, Grid(), replace(it, case=training, microbatches=it.microbatches and 1))
-    for stages in (2, 4):
+    for optimizer, it in product(OPTIMIZERS, DELAYED_CASES.values()):
+        if it.method not in ("spectrain", "lwp", "pipemare") or predicts(OPTIMIZERS[optimizer][1]):
+            yield TrainingCase(3, Grid(pipeline=3), replace(it, case=replace(MOMENTUM, optimizer=optimizer)))
+    for stages in (2, 3, 4):
+        grid = Grid(pipeline=stages)
         # Every method trains every training, on layers split evenly or not: what it has evenly, the next has not.
         for turn, it in enumerate(methods(stages).values()):
             for number, training in enumerate(TRAININGS.values()):
                 partition = uneven(it, stages) if (number + turn) % 2 else "uniform"
-                yield TrainingCase(stages, Grid(pipeline=stages), replace(it, case=training, partition=partition))
-        few = [
-            PipelineCase(method, training, microbatches)
-            for method in ("gpipe", "1f1b", "zb-h1")
-            for microbatches, training in ((5, ADAM), (3, FEW), (20, MOMENTUM))
-        ]
-        for it in (*few, PipelineCase("interleaved", ADAM, 2 * stages, chunks=2)):  # minibatches of fewer samples
-            yield TrainingCase(stages, Grid(pipeline=stages), it)
-    for optimizer, it in product(OPTIMIZERS, DELAYED_CASES.values()):
-        if it.method not in ("spectrain", "lwp", "pipemare") or predicts(OPTIMIZERS[optimizer][1]):
-            yield TrainingCase(3, Grid(pipeline=3), replace(it, case=replace(MOMENTUM, optimizer=optimizer)))
-    for stages in (2, 3):
-        grid, one_sample = Grid(pipeline=stages), replace(MOMENTUM, batch_size=1, samples=6)
-        for it in (*DELAYED_CASES.values(), PipelineCase("1f1b"), PipelineCase("gpipe", microbatches=2)):
-            yield TrainingCase(stages, grid, replace(it, case=one_sample))
-        for it, training in product(methods(stages).values(), (MOMENTUM, COSINE)):
-            yield TrainingCase(stages, grid, replace(it, case=training))
-        for it in exact_cases(stages).values():
-            yield TrainingCase(stages, grid, replace(it, case=replace(MOMENTUM, clip_norm=0.05)))
-        yield TrainingCase(stages, grid, PipelineCase("1f1b", microbatches=3, partition="profile"))
-        for it in DELAYED_CASES.values():
-            partition = "uniform" if it.method == "pipedream-vsync" else UNEVEN[stages]
-            yield TrainingCase(stages, grid, replace(it, partition=partition))
-    for stages in (2, 3, 4):
-        grid = Grid(pipeline=stages)
-        for it in DELAYED_CASES.values():  # repeat a part of their schedule
-            yield TrainingCase(stages, grid, replace(it, case=replace(MOMENTUM, batch_size=2, samples=89)))
-        for it in methods(stages).values():
+                yield TrainingCase(stages, grid, replace(it, case=training, partition=partition))
             for training, partition in ((MOMENTUM, "uniform"), (FEW, uneven(it, stages))):
                 sending = replace(it, case=training, partition=partition, synchronous_sends=True)
                 yield TrainingCase(stages, grid, sending)
+        for it in DELAYED_CASES.values():  # repeat a part of their schedule
+            yield TrainingCase(stages, grid, replace(it, case=replace(MOMENTUM, batch_size=2, samples=89)))
+        few = product(("gpipe", "1f1b", "zb-h1"), ((5, ADAM), (3, FEW), (20, MOMENTUM)))
+        for method, (microbatches, training) in few:  # minibatches of fewer samples
+            yield TrainingCase(stages, grid, PipelineCase(method, training, microbatches))
+        yield TrainingCase(stages, grid, PipelineCase("interleaved", ADAM, 2 * stages, chunks=2))
+        yield TrainingCase(stages, grid, PipelineCase("1f1b", microbatches=3, partition="profile"))
+        for it in exact_cases(stages).values():
+            yield TrainingCase(stages, grid, replace(it, case=replace(MOMENTUM, clip_norm=0.05)))
+        one_sample = replace(MOMENTUM, batch_size=1, samples=6)
+        for it in (*DELAYED_CASES.values(), PipelineCase("1f1b"), PipelineCase("gpipe", microbatches=2)):
+            yield TrainingCase(stages, grid, replace(it, case=one_sample))
 
 
 def deep_pipelines() -> Cases:
@@ -236,7 +188,7 @@ def pipelines_of_wide_stages() -> Cases:
                     it = replace(it, case=short_training(it.method, stages))
                 yield TrainingCase(ranks, Grid(stages, model), it)
     for model in (1, 2):
-        grid, four_stages = Grid(2, model), Grid(4, model)
+        grid = Grid(2, model)
         for it in few_of_each(2):
             yield TrainingCase(4, grid, it)
         for it, training in product(DELAYED_CASES.values(), (ODD, ADAM, FEW)):
@@ -245,12 +197,9 @@ def pipelines_of_wide_stages() -> Cases:
             case = replace(MOMENTUM, overlap=overlap, model_split=split, shared_replicas=False)
             for it in (PipelineCase("pipedream", case), PipelineCase("gpipe", case, microbatches=3)):
                 yield TrainingCase(4, grid, it)
-        clipped = replace(MOMENTUM, clip_norm=0.05)
+    clipped = replace(MOMENTUM, clip_norm=0.05)
+    for grid in (Grid(2, 1), Grid(2, 2), Grid(stages=((2, 1), (1, 2)))):
         yield TrainingCase(4, grid, PipelineCase("1f1b", clipped, microbatches=3))
-        for name in ("fr", "spectrain", "pipedream-vsync"):
-            yield TrainingCase(8, four_stages, replace(DELAYED_CASES[name], case=ADAM))
-        yield TrainingCase(8, four_stages, replace(exact_cases(4)["zb-h1"], case=ODD))
-    yield TrainingCase(4, Grid(stages=((2, 1), (1, 2))), PipelineCase("gpipe", clipped, microbatches=3))
     narrow = Case((5, 8, 2, 1), classification=False, samples=50, batch_size=12, epochs=2)
     for it in (it for it in methods(2).values() if it.chunks == 1):
         for widths in (((1, 1), (1, 3)), ((1, 2), (1, 3))):  # of more ranks than their layers have outputs
@@ -263,12 +212,8 @@ def pipelines_of_wide_stages() -> Cases:
             for number, it in enumerate(few_of_each(len(widths))):
                 if ranks == 4 or (number + place) % 2 == 0:
                     yield TrainingCase(ranks, grid, it)
-            if ranks < 5:
-                for it in (
-                    *(DELAYED_CASES[name] for name in ("fr", "pipedream")),
-                    PipelineCase("1f1b", microbatches=3),
-                ):
-                    yield TrainingCase(ranks, grid, replace(it, case=ODD, synchronous_sends=True))
+            for it in (DELAYED_CASES["fr"], DELAYED_CASES["pipedream"], PipelineCase("1f1b", microbatches=3)):
+                yield TrainingCase(ranks, grid, replace(it, case=ODD, synchronous_sends=True))
 
 
 THREE = replace(MOMENTUM, epochs=3)
@@ -277,14 +222,13 @@ THREE = replace(MOMENTUM, epochs=3)
 
 def full_pipelines() -> Cases:
     """Pipelines that drain after several epochs; also epochs of two minibatches and of one: fewer than stages."""
-    for it in (replace(it, drain_every=3) for it in DELAYED_CASES.values()):
-        for stages in (2, 3, 4):
-            for case in (THREE, ADAM, COSINE, replace(FEW, epochs=5), replace(SINGLE, epochs=7)):
-                yield TrainingCase(stages, Grid(pipeline=stages), replace(it, case=case))
-            yield TrainingCase(stages, Grid(pipeline=stages), replace(it, case=THREE, drain_every=2))
-            yield TrainingCase(
-                stages, Grid(pipeline=stages), replace(it, case=replace(SINGLE, epochs=7), drain_every=7)
-            )
+    for turn, it in enumerate(replace(it, drain_every=3) for it in DELAYED_CASES.values()):
+        trainings = (THREE, ADAM, COSINE, replace(FEW, epochs=5), replace(SINGLE, epochs=7))
+        for number, case in enumerate(trainings):
+            stages = 2 + (turn + number) % 3
+            yield TrainingCase(stages, Grid(pipeline=stages), replace(it, case=case))
+        yield TrainingCase(4, Grid(pipeline=4), replace(it, case=THREE, drain_every=2))
+        yield TrainingCase(4, Grid(pipeline=4), replace(it, case=replace(SINGLE, epochs=7), drain_every=7))
         many = replace(THREE, batch_size=2, samples=41)
         yield TrainingCase(3, Grid(pipeline=3), replace(it, case=many))
         yield TrainingCase(3, Grid(pipeline=3), replace(it, case=THREE, synchronous_sends=True))
@@ -330,19 +274,9 @@ LARGE = Case(sizes=(16, 256, 256, 3), epochs=2)
 WIDE = (
     replace(LARGE, optimizer="plain", samples=31, schedule="cosine"),  # a last minibatch of one sample
     replace(LARGE, sizes=(5, 190, 190, 190, 4), residual=True, schedule="step"),
-    replace(
-        LARGE,
-        optimizer="dampened-alone",
-        classification=False,
-        activation="relu",
-        batch_size=3,
-        samples=8,
-        schedule="warmup-linear",
-    ),
+    replace(LARGE, classification=False, optimizer="dampened-alone", batch_size=3, samples=8, schedule="warmup-linear"),
     # Wide layers of a multiple of 16, whose activations are stored sample by sample.
-    replace(
-        LARGE, sizes=(4, 512, 512, 2), classification=False, activation="selu", batch_size=128, samples=179, epochs=1
-    ),
+    Case((4, 512, 512, 2), False, "selu", batch_size=128, samples=179, epochs=1),
 )
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from mpi_runner.opt_in import mark_opt_in
 from mpi_runner.slowness import deadline
+from selection import mark_opt_in
 from slurm.cluster import SCRIPT, Cluster
 
 HERE = Path(__file__).parent

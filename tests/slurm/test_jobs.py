@@ -13,15 +13,16 @@ import pytest
 from hybridnn.runs.run_files import run_status
 from hybridnn.study.study_folder import StudyFolder
 from mpi_runner.slowness import wait_until
-from slurm.cluster import Cluster, edited_script
-from slurm.runs import (
+from reference.command_line import records_of
+from slurm.cluster import (
     EPOCHS,
     LONG,
     RUN,
+    Cluster,
     assert_same,
     checkpoints,
+    edited_script,
     epochs,
-    records,
     submit_run,
     wait_until_it_trains,
 )
@@ -49,7 +50,7 @@ def undisturbed(_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def test_four_ranks_train_on_two_nodes(undisturbed: Path) -> None:
-    header = records(undisturbed)[0]
+    header = records_of(undisturbed)[0]
     assert (header["ranks"], header["layout"]["stages"], header["nodes"]) == (4, [[2, 2]], 2)
     assert header["threads_per_rank"] == 1
     assert run_status(undisturbed) == "finished"
@@ -83,22 +84,11 @@ def test_time_limit_requeues_the_run(cluster: Cluster, tmp_path: Path, launcher:
     steps = [int(name.removeprefix("step-")) for name in checkpoints(run)]
     done = epochs(run)
     wait_until(lambda: len(epochs(run)) > len(done), LONG, "the run goes on", job.text)
-    resumed = [record["step"] for record in records(run) if record["kind"] == "resumed"]
+    resumed = [record["step"] for record in records_of(run) if record["kind"] == "resumed"]
     assert resumed[0] == max(steps)  # on a busy machine the job may reach the limit again
     assert epochs(run)[: len(done)] == done
     cluster.run("scancel", job.number)
     job.wait(60, state="CANCELLED")
-
-
-def test_restarts_are_counted(cluster: Cluster, tmp_path: Path, launcher: str) -> None:
-    job, run = submit_run(cluster, tmp_path, launcher, most_restarts="0")
-    wait_until_it_trains(job, run)
-    cluster.run("scancel", "--batch", "--signal=USR1", job.number)
-    text = job.wait(60, state="FAILED")
-    assert f"not requeued after 0 restarts; to go on, submit the same with RUN=runs/{run.name}" in text
-    assert job.exit_code == 75
-    assert checkpoints(run)
-    assert run_status(run) != "finished"
 
 
 def test_cancelled_run_ends_and_stays_ended(cluster: Cluster, tmp_path: Path, launcher: str) -> None:
@@ -164,7 +154,7 @@ def test_study_is_submitted_as_arrays_with_a_report(cluster: Cluster, tmp_path: 
     wait_until(lambda: not cluster.queued(), 150, "the arrays and the report are over", lambda: _printed(study))
     for cell in ("ranks-1_seed-0", "ranks-1_seed-1", "ranks-2_seed-0", "ranks-2_seed-1"):
         assert run_status(study / "cells" / cell) == "finished", _printed(study)
-    header = records(study / "cells" / "ranks-2_seed-0")[0]
+    header = records_of(study / "cells" / "ranks-2_seed-0")[0]
     assert (header["ranks"], header["nodes"], header["threads_per_rank"]) == (2, 1, 1)
     assert (study / "report" / "report.md").is_file(), _printed(study)
     again = cluster.run(*submit, folder=tmp_path)
@@ -196,7 +186,7 @@ def test_warned_task_of_a_study_is_requeued_or_ends(cluster: Cluster, tmp_path: 
     assert "requeue: " not in _printed(study.path)
 
     job, study = studies["resume"]
-    resumed = lambda: [r for r in records(study.cell(CELL)) if r["kind"] == "resumed"]  # noqa: E731
+    resumed = lambda: [r for r in records_of(study.cell(CELL)) if r["kind"] == "resumed"]  # noqa: E731
     wait_until(resumed, LONG, "the cell goes on", lambda: _printed(study.path))
     assert "requeue: the cell runs later" in _printed(study.path)
     assert resumed()[0]["step"] > 0
@@ -211,15 +201,6 @@ def _tasks(cluster: Cluster) -> list[str]:
     return cluster.run("squeue", "--noheader", "--array", "--format=%i").stdout.split()
 
 
-def test_study_of_more_ranks_than_the_cluster_has_is_refused(cluster: Cluster, tmp_path: Path) -> None:
-    text = STUDY.replace("ranks = [1, 2]", "ranks = [1, 32]").replace("batch_size = 16", "batch_size = 32")
-    (tmp_path / "tiny.toml").write_text(text)
-    result = cluster.run(sys.executable, "-m", "hybridnn", "study", "submit", "tiny.toml", folder=tmp_path)
-    refusal = "Error: ranks = 32: a cell needs 32 CPUs, and partition main has 16; nothing was submitted\n"
-    assert (result.returncode, result.stderr) == (2, refusal)
-    assert cluster.queued() == []
-
-
 def _printed(study: Path) -> str:
     return "\n".join(f"{path.name}:\n{path.read_text()}" for path in sorted((study / "slurm" / "1").glob("*.out")))
 
@@ -229,7 +210,9 @@ def test_cells_of_a_study_run_in_turn_in_one_job(cluster: Cluster, tmp_path: Pat
     script = edited_script("strong_scaling.sbatch", tmp_path, launcher=launcher, study="tiny.toml", folder="here")
     text = cluster.submit(script).wait(LONG)
     assert "3 of 3 cells are finished" in text
-    nodes = {ranks: records(tmp_path / "here" / "cells" / f"ranks-{ranks}_seed-0")[0]["nodes"] for ranks in (1, 2, 4)}
+    nodes = {
+        ranks: records_of(tmp_path / "here" / "cells" / f"ranks-{ranks}_seed-0")[0]["nodes"] for ranks in (1, 2, 4)
+    }
     assert nodes == {1: 1, 2: 1, 4: 2}  # ranks fill one node before the next
     assert (tmp_path / "here" / "report" / "report.md").is_file()
     again = cluster.submit(script).wait(LONG)
@@ -250,15 +233,6 @@ def test_commands_start_their_ranks_in_a_job(cluster: Cluster, tmp_path: Path) -
     script = tmp_path / "own-ranks.sbatch"
     script.write_text(OWN_RANKS.format(python=sys.executable))
     cluster.submit(script).wait(LONG)
-    header = records(tmp_path / "run")[0]
+    header = records_of(tmp_path / "run")[0]
     assert (header["ranks"], header["nodes"]) == (4, 2)
     assert run_status(tmp_path / "run") == "finished"
-
-
-def test_bad_partition_is_one_line(cluster: Cluster, tmp_path: Path) -> None:
-    (tmp_path / "tiny.toml").write_text(STUDY)
-    command = [sys.executable, "-m", "hybridnn", "study", "submit", "tiny.toml", "--partition", "none"]
-    result = cluster.run(*command, folder=tmp_path)
-    assert result.returncode == 2
-    assert result.stderr.startswith("Error: sbatch refused the job: ")
-    assert result.stderr.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Failing tests of several kinds, which only ``tests/test_mpi_runner.py`` runs."""
+"""Failing tests of several kinds, which only ``tests/test_tools_of_the_tests.py`` runs."""
 
 from __future__ import annotations
 
@@ -36,6 +36,16 @@ def test_exits(comm: MPI.Intracomm) -> None:
         os.write(2, b"the reason of the exit\n")  # as the watchdogs of a job do, beside Python's streams
         os._exit(3)
     comm.Barrier()
+
+
+@pytest.mark.skip(reason="the reason of the skip")
+def test_skipped() -> None:
+    raise AssertionError
+
+
+@pytest.mark.xfail(reason="known")
+def test_expected_failure() -> None:
+    raise AssertionError
 
 
 def test_segmentation_fault(comm: MPI.Intracomm) -> None:
