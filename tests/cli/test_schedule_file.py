@@ -86,7 +86,7 @@ PASSES = ["forward 0", "backward 0", "reduce gradients 0", "update 0"]
         ({"stages": [[None]]}, "stage 0, instruction 0: neither a text nor an object"),
         ({"stages": [[{"instruction": "forward", "minibatch": -1}]]}, "minibatch = -1: must be a whole number from 0"),
         ({"stages": [[{"instruction": "forward", "chunk": True}]]}, "chunk = True: must be a whole number"),
-        ({"stages": [FORWARD], "weight_policy": "none"}, "weight_policy = 'none': must be one of exact, stashed"),
+        ({"stages": [FORWARD], "weight_policy": "none"}, "weight_policy = 'none': must be one of exact, initial"),
         ({"stages": [FORWARD], "minibatches": 0}, "minibatches = 0: must be a whole number from 1"),
         ({"stages": [PASSES, FORWARD]}, "stage 1: backward 0 is missing"),
     ],

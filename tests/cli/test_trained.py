@@ -240,7 +240,7 @@ def test_file_that_is_there_is_replaced_only_with_force(run: Run, command: tuple
     ("command", "message"),
     [
         ("predict absent x.npz", "Error: absent is not a run folder"),
-        ("predict run absent.npz", "Error: absent.npz: there is no such file"),
+        ("predict run absent.npz", "Error: absent.npz: cannot be read: No such file or directory"),
         (
             "predict run run/config.toml",
             "'run/config.toml': the name of the file must end in .npz, .csv, .tsv, .txt or .parquet",

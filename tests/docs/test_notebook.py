@@ -28,7 +28,7 @@ def texts_and_dashed_lines(notebook: dict[str, Any]) -> Iterator[tuple[list[str]
         svg = output.get("data", {}).get("image/svg+xml")
         if svg is not None:
             root = ElementTree.fromstring("".join(svg))
-            dashed = sum("stroke-dasharray" in line.attrib for line in root.iter(f"{SVG}line"))
+            dashed = sum("stroke-dasharray" in line.attrib for line in root.iter(f"{SVG}polyline"))
             yield [text.text or "" for text in root.iter(f"{SVG}text")], dashed
 
 

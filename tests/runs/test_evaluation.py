@@ -107,7 +107,7 @@ def test_csv_takes_its_target_columns_from_the_run_or_from_the_call(tmp_path: Pa
     expected = evaluated(tmp_path / "run", table("same.csv", "a,b,c")).metrics
     assert expected.samples == 20
     assert evaluated(tmp_path / "run", table("other.csv", "a,b,z"), targets=("z",)).metrics == expected
-    with pytest.raises(SettingError, match=r"data\.targets = 'c'.*it has a, b, z"):
+    with pytest.raises(DataError, match=r"no column 'c', which holds targets; it has a, b, z"):
         evaluated(tmp_path / "run", tmp_path / "other.csv")
     (tmp_path / "whole.csv").write_text("a,b,c\n1,2,3\n4,5,6\n")  # integers, which are numbers in this run
     assert evaluated(tmp_path / "run", tmp_path / "whole.csv").metrics.accuracy is None

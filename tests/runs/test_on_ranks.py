@@ -106,7 +106,7 @@ def test_mistakes_are_raised_on_every_rank(comm: MPI.Intracomm, tmp_path: Path) 
         np.savez(run / "other.npz", x_train=np.ones((4, FEATURES)), y_train=np.ones((4, 3)))
     comm.Barrier()
     trained = open_run(run, None, grid.world)
-    with pytest.raises(HybridnnError, match="no such file"):
+    with pytest.raises(HybridnnError, match="No such file"):
         predict_file(trained, grid, run / "absent.npz")
     for source, words in (("digits", "is for classification"), ("absent.csv", "No such file"), ("digit", "digits")):
         with pytest.raises(HybridnnError, match=words):

@@ -14,9 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from hybridnn.parallel.workspace import MicrobatchBuffers, StageRole
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
     QUEUES,
@@ -32,6 +31,9 @@ from hybridnn.pipeline.schedules.instructions import (
     WeightGradient,
 )
 from hybridnn.pipeline.schedules.schedule import Schedule
+
+if TYPE_CHECKING:
+    from hybridnn.parallel.workspace import MicrobatchBuffers, StageRole
 
 
 class MessageDepths(NamedTuple):
@@ -373,6 +375,8 @@ class ChunkPlan:
 
 def plan_chunk(schedules: tuple[Schedule, Schedule], stage: int, index: int) -> ChunkPlan:
     """Plan a chunk of a stage for schedules of training and of evaluation with the largest memory."""
+    from hybridnn.parallel.workspace import MicrobatchBuffers, StageRole  # drawings of schedules need no NumPy
+
     schedule = schedules[0]
     program = StageProgram(schedule, stage)
     memory = program.memory
