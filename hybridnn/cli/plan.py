@@ -101,7 +101,7 @@ def plan(
         if len(numbers) > 1:
             _show_best(best_curve(workload, cluster, numbers, wanted), cluster, output_format, picture)
             return
-        result = make_plan(workload, cluster, *(numbers or [cluster.ranks]), top, wanted)
+        result = make_plan(workload, cluster, numbers[0] if numbers else cluster.ranks, top, wanted)
         facts = _plan_facts(result)
         if output_format == "json":
             write_json(facts)

@@ -185,8 +185,9 @@ def draw_scaling(curve: ScalingCurve) -> dict[str, Figure]:
     speed_up, (axes,) = column_figure(PANEL)
     axes.plot(ranks, ranks, **IDEAL)
     axes.plot(ranks, [point.speed_up for point in curve.points], **line)
-    if curve.points[0].low is not None:  # the machine file is not doubtful
-        axes.fill_between(ranks, *zip(*((point.low, point.high) for point in curve.points), strict=True), **BAND)
+    if bands := [(point.low, point.high) for point in curve.points if point.low is not None]:
+        low, high = zip(*bands, strict=True)
+        axes.fill_between(ranks, low, high, **BAND)
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter(ratio_tick)
     axes.set_ylabel("speed-up against 1 rank")
