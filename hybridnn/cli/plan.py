@@ -70,19 +70,13 @@ def plan(
         typer.Argument(help="A settings file; its section parallel is ignored.", metavar="CONFIG.toml"),
     ] = None,
     overrides: Overrides = None,
-    ranks: Annotated[
-        str | None,
-        option("Ranks (default: the machine's). Several, such as 1,2,4,8: how the best exact layouts scale.", "N,..."),
-    ] = None,
+    ranks: Annotated[str | None, option("Ranks (default: the machine's), or, for a curve, 1,2,4,8.", "N,...")] = None,
     machine: MachineFile = None,
     top: Annotated[int, count("Layouts to list, of a single number of ranks.")] = 10,
     output_format: OutputFormat = "text",
-    picture: Annotated[
-        Path | None,
-        option("Draw how they scale into a .svg, .png or .pdf, and two beside it (default: no picture).", "FILE"),
-    ] = None,
+    picture: Annotated[Path | None, option("Draw the curve: 3 .svg, .png or .pdf (default: none).", "FILE")] = None,
 ) -> None:
-    """List the fastest layouts of a number of ranks, or how the best ones scale, as the machine file predicts them."""
+    """List the fastest layouts of a number of ranks as a machine file predicts them, or how the best exact ones scale."""
     from hybridnn.config.settings import load_settings
 
     settings, numbers = load_settings(config, overrides or ()), _numbers_of_ranks(ranks)

@@ -313,7 +313,7 @@ def _stage_breakdowns(costs: StageCosts, times: ScheduleTimes, per_step: float) 
     return tuple(stages)
 
 
-# -- errors ------------------------------------------------------------------------------------------------------------
+# -- scaling curves --------------------------------------------------------------------------------------------------
 
 MODEL_ERROR, SHORT_STEP, SHORT_STEP_ERROR = 0.2, 5e-4, 0.4
 """Error of a predicted step beside others of the same machine, at least; that of steps of fewer seconds is larger."""
@@ -328,8 +328,6 @@ def error_factor(seconds: float, machine: Machine) -> float:
     error = max(least, machine.quality.held_out_error if machine.quality else 0.0)
     return (1 + error) / (1 - error)
 
-
-# -- scaling curves --------------------------------------------------------------------------------------------------
 
 CURVES = ("strong", "weak")
 """Strong scaling: the same minibatch for all numbers of ranks. Weak scaling: it grows with them."""
