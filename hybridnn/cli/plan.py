@@ -70,13 +70,13 @@ def plan(
         typer.Argument(help="A settings file; its section parallel is ignored.", metavar="CONFIG.toml"),
     ] = None,
     overrides: Overrides = None,
-    ranks: Annotated[str | None, option("Ranks (default: the machine's), or, for a curve, 1,2,4,8.", "N,...")] = None,
+    ranks: Annotated[str | None, option("Ranks (default: the machine's). Several: a curve.", "N[,N...]")] = None,
     machine: MachineFile = None,
     top: Annotated[int, count("Layouts to list, of a single number of ranks.")] = 10,
     output_format: OutputFormat = "text",
-    picture: Annotated[Path | None, option("Draw the curve: 3 .svg, .png or .pdf (default: none).", "FILE")] = None,
+    picture: Annotated[Path | None, option("Draw the curve, .svg, .png or .pdf (default: none).", "FILE")] = None,
 ) -> None:
-    """List the fastest layouts of a number of ranks as a machine file predicts them, or how the best exact ones scale."""
+    """Predict the fastest layouts of a number of ranks, or how the best of several numbers scale."""
     from hybridnn.config.settings import load_settings
 
     settings, numbers = load_settings(config, overrides or ()), _numbers_of_ranks(ranks)
@@ -397,7 +397,8 @@ def _print_curve(console: Console, curve: ScalingCurve, layouts: Sequence[Scalin
         console.print(ABOVE_IDEAL, soft_wrap=True)
     if layouts:
         named = "layouts" if curve.kind == "best" else "faster by more than the errors of both (hybridnn plan)"
-        console.print(f"{named}: speed-up (its range by the errors of two predictions), ms per step")
+        errors = "" if machine.doubt else " (its range by the errors of two predictions)"
+        console.print(f"{named}: speed-up{errors}, ms per step")
     for point in layouts:
         errors = "" if machine.doubt else f" ({point.low:.4g} to {point.high:.4g})"
         times = f"{point.speed_up:.4g}{errors}, {format_milliseconds(point.seconds_per_step)} ms"

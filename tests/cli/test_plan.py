@@ -119,6 +119,17 @@ def test_several_numbers_of_ranks_are_a_curve_of_the_best_exact_layouts(run: Run
         assert f"ms: {point['layout']}\n" in text
 
 
+def test_a_curve_of_a_doubtful_file_has_no_errors(run: Run, tmp_path: Path) -> None:
+    quality = {"held_out_error": 53.0, "held_out_of": "passes", "noise": 0.0, "load_average": 0.0, "busy_ranks": 2}
+    write_machine(make_machine(quality=quality), tmp_path / "machine.toml")
+    code, text, err = run("--ranks", "1,2", "--picture", "a.png")
+    assert (code, err) == (0, "")
+    assert "machine file: doubtful: held-out error 5300%" in text
+    assert "layouts: speed-up, ms per step\n" in text
+    assert " to " not in text.partition("layouts: speed-up")[2]
+    assert [point["low"] for point in facts(run, "--ranks", "1,2")["points"]] == [None, None]
+
+
 def one(plan: dict[str, Any]) -> dict[str, Any]:
     """The best exact layout."""
     (found,) = (option for option in plan["options"] if option["best_exact"])
