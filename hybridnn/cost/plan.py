@@ -269,8 +269,7 @@ def layout_advice(own: Prediction, workload: Workload, machine: Machine) -> str:
 
 def best_curve(workload: Workload, machine: Machine, ranks: Iterable[int], wanted: Wanted = ANY) -> ScalingCurve:
     """The fastest exact layout of each number of `ranks`, simulated; errors as for `plan`."""
-    layouts = [best_exact(workload, machine, number, wanted).layout for number in ranks]
-    cases = [(workload.batch_size, layout) for layout in layouts]
+    cases = [(workload.batch_size, best_exact(workload, machine, number, wanted).layout) for number in ranks]
     return ScalingCurve("best", tuple(scaling_points(workload, cases, machine)))
 
 

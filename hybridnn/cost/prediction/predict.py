@@ -379,7 +379,12 @@ def scaling_points(workload: Workload, cases: Iterable[tuple[int, Layout]], mach
     serial = simulate_layout(workload, Layout.uniform([(1, 1)], len(workload.model.layers)), machine)
     for batch_size, layout in cases:
         step = simulate_layout(replace(workload, batch_size=batch_size), layout, machine)
-        yield _point(step, serial, machine)
+        seconds, ranks = step.seconds_per_step, layout.ranks
+        speed_up = batch_size / seconds * serial.seconds_per_step / workload.batch_size
+        factor = error_factor(min(seconds, serial.seconds_per_step), machine) if ranks > 1 else 1.0
+        low, high = (None, None) if machine.doubt else (speed_up / factor, speed_up * factor)
+        shares = parts_of_efficiency(_per_sample(step), _per_sample(serial))
+        yield ScalingPoint(ranks, layout, batch_size, seconds, speed_up, low, high, speed_up / ranks, shares)
 
 
 def _replicated(layout: Layout) -> Iterator[tuple[int, Layout]]:
@@ -388,15 +393,6 @@ def _replicated(layout: Layout) -> Iterator[tuple[int, Layout]]:
     for replicas in (*(2**power for power in range((most - 1).bit_length())), most):
         stages = tuple((batch // most * replicas, model) for batch, model in layout.stages)
         yield replicas, replace(layout, stages=stages)
-
-
-def _point(step: SimulatedStep, serial: SimulatedStep, machine: Machine) -> ScalingPoint:
-    seconds, batch_size, ranks = step.seconds_per_step, step.workload.batch_size, step.layout.ranks
-    speed_up = batch_size / seconds * serial.seconds_per_step / serial.workload.batch_size
-    factor = error_factor(min(seconds, serial.seconds_per_step), machine) if ranks > 1 else 1.0
-    low, high = (None, None) if machine.doubt else (speed_up / factor, speed_up * factor)
-    shares = parts_of_efficiency(_per_sample(step), _per_sample(serial))
-    return ScalingPoint(ranks, step.layout, batch_size, seconds, speed_up, low, high, speed_up / ranks, shares)
 
 
 def _per_sample(step: SimulatedStep) -> dict[str, float]:
