@@ -53,7 +53,8 @@ COMMANDS = {
         "Draw what every stage of a pipeline does, with which weights, and prove that it cannot deadlock.",
     ),
     "plan": CommandEntry(
-        "plan:plan", "List the fastest layouts of a number of ranks, as the machine file predicts them."
+        "plan:plan",
+        "Predict the fastest layouts of a number of ranks, or how the best of several numbers scale.",
     ),
     "simulate": CommandEntry(
         "plan:simulate",

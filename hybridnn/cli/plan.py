@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from hybridnn.cli.options import (
+    Format,
     MachineFile,
     OutputFormat,
     OutputPicture,
     Overrides,
     PictureFile,
     count,
+    option,
 )
 from hybridnn.cli.output import (
     PICTURES,
@@ -29,6 +34,7 @@ from hybridnn.cli.output import (
     write_result,
 )
 from hybridnn.cli.ranks import first_rank_alone
+from hybridnn.errors import SettingError
 from hybridnn.utils.text import counted, format_bytes, format_milliseconds, to_json
 
 if TYPE_CHECKING:
@@ -38,7 +44,7 @@ if TYPE_CHECKING:
     from hybridnn.config.settings import ParallelSettings
     from hybridnn.cost.machine import Machine
     from hybridnn.cost.plan import Plan
-    from hybridnn.cost.prediction.predict import Prediction, ScalingCurve, SimulatedStep
+    from hybridnn.cost.prediction.predict import Prediction, ScalingCurve, ScalingPoint, SimulatedStep
     from hybridnn.drawing.drawing import Drawing
     from hybridnn.pipeline.layout import Layout
 
@@ -64,30 +70,61 @@ def plan(
         typer.Argument(help="A settings file; its section parallel is ignored.", metavar="CONFIG.toml"),
     ] = None,
     overrides: Overrides = None,
-    ranks: Annotated[int | None, count("Ranks to use (default: all of the machine's).")] = None,
+    ranks: Annotated[str | None, option("Ranks (default: the machine's). Several: a curve.", "N[,N...]")] = None,
     machine: MachineFile = None,
-    top: Annotated[int, count("Layouts to list.")] = 10,
+    top: Annotated[int, count("Layouts to list, of a single number of ranks.")] = 10,
     output_format: OutputFormat = "text",
+    picture: Annotated[Path | None, option("Draw the curve, .svg, .png or .pdf (default: none).", "FILE")] = None,
 ) -> None:
-    """List the fastest layouts of a number of ranks, as the machine file predicts them."""
+    """Predict the fastest layouts of a number of ranks, or how the best of several numbers scale."""
     from hybridnn.config.settings import load_settings
 
-    settings = load_settings(config, overrides or ())
+    settings, numbers = load_settings(config, overrides or ()), _numbers_of_ranks(ranks)
+    if picture is not None and len(numbers) < 2:
+        raise SettingError("--picture", str(picture), "needs a curve: give several numbers of --ranks")
 
     # Only now, so that a wrong setting is reported without waiting for the rest to load.
     from hybridnn.cost.machine_file import require_machine
+    from hybridnn.cost.plan import best_curve
     from hybridnn.cost.plan import plan as make_plan
     from hybridnn.runs.workload import fixed_constraints, workload_from_settings
 
     with first_rank_alone():
         cluster = require_machine(machine)
         workload, wanted = workload_from_settings(settings), fixed_constraints(settings)
-        result = make_plan(workload, cluster, ranks or cluster.ranks, top, wanted)
+        if len(numbers) > 1:
+            _show_best(best_curve(workload, cluster, numbers, wanted), cluster, output_format, picture)
+            return
+        result = make_plan(workload, cluster, numbers[0] if numbers else cluster.ranks, top, wanted)
         facts = _plan_facts(result)
         if output_format == "json":
             write_json(facts)
         else:
             _print_plan(result, facts, settings.parallel)
+
+
+def _numbers_of_ranks(text: str | None) -> list[int]:
+    """The numbers of ``--ranks``, none where it is not given; `SettingError` unless they increase from 1."""
+    items = [] if text is None else text.split(",")
+    numbers = [int(item) if re.fullmatch(r" *[0-9]{1,12} *", item) else 0 for item in items]
+    if any(number <= before for before, number in pairwise([0, *numbers])):
+        raise SettingError("--ranks", text, "a whole number from 1, or several that increase, such as 1,2,4,8")
+    return numbers
+
+
+def _show_best(curve: ScalingCurve, machine: Machine, output_format: Format, picture: Path | None) -> None:
+    """Draw a curve of the best layouts, and print it."""
+    if picture is not None:
+        from hybridnn.drawing.figures import figure_bytes, write_picture
+        from hybridnn.drawing.run_pictures import draw_scaling
+
+        for name, figure in draw_scaling(curve).items():
+            path = picture if name == "speed_up" else picture.with_stem(f"{picture.stem}-{name}")
+            write_picture(path, partial(figure_bytes, figure), "--picture")
+    if output_format == "json":
+        write_json({"machine": machine.name, **_curve_facts(curve, machine)})
+    else:
+        _print_curve(make_console(), curve, curve.points, machine)
 
 
 def _plan_facts(plan: Plan) -> Facts:
@@ -142,9 +179,9 @@ def _print_plan(plan: Plan, facts: Facts, parallel: ParallelSettings) -> None:
     if facts["why"] is not None:
         console.print(facts["why"], soft_wrap=True)
     chosen = {"best exact": plan.best_exact, "best": plan.best if plan.best != plan.best_exact else None}
-    for name, option in chosen.items():
-        if option is not None:
-            console.print(f"to use the {name}: {_set_options(option, parallel)}", soft_wrap=True)
+    for name, found in chosen.items():
+        if found is not None:
+            console.print(f"to use the {name}: {_set_options(found, parallel)}", soft_wrap=True)
 
 
 def _table(plan: Plan, facts: Sequence[Facts]) -> Table:
@@ -152,16 +189,16 @@ def _table(plan: Plan, facts: Sequence[Facts]) -> Table:
     unit, factor = ("ms", 1e3) if plan.best.seconds_per_step >= 1e-4 else ("µs", 1e6)
     titles = (f"step\n{unit}", "epoch\ns", "compu-\nting", "comm.", "hidden", "bubble", "over-\nhead", "sent", "memory")
     table = new_table(("pipeline x batch x model\nmethod / microbatches",), titles, show_edge=False, padding=0)
-    for option, figures in zip(plan.options, facts, strict=True):
-        mean = option.breakdown
+    for found, figures in zip(plan.options, facts, strict=True):
+        mean = found.breakdown
         seconds = (mean.computing, mean.communication, mean.communication_hidden, mean.bubble, mean.overhead)
         table.add_row(
-            _two_lines(option, figures),
-            _digits(option.seconds_per_step * factor),
-            _digits(option.seconds_per_epoch),
+            _two_lines(found, figures),
+            _digits(found.seconds_per_step * factor),
+            _digits(found.seconds_per_epoch),
             *(_digits(value * factor) for value in seconds),
-            format_bytes(option.bytes_per_step),
-            format_bytes(option.memory_bytes),
+            format_bytes(found.bytes_per_step),
+            format_bytes(found.memory_bytes),
             style="bold" if figures["best"] or figures["best_exact"] else None,
         )
     return table
@@ -253,9 +290,10 @@ def simulate(
         settings, cluster = load_settings(config, overrides or ()), require_machine(machine)
 
         # Only now, so that a wrong setting is reported without waiting for the rest to load.
+        from hybridnn.cost.plan import faster_points
         from hybridnn.cost.prediction.predict import scaling_curve, simulate_layout
         from hybridnn.drawing.run_pictures import draw_scaling, draw_simulation
-        from hybridnn.runs.workload import layout_from_settings, workload_from_settings
+        from hybridnn.runs.workload import fixed_constraints, layout_from_settings, workload_from_settings
 
         workload = workload_from_settings(settings)
         layout = layout_from_settings(settings, ranks, workload.model, cluster)
@@ -263,11 +301,12 @@ def simulate(
             print(f"Warning: {cluster.doubt}", file=sys.stderr)
         if curve is not None:
             scaling = scaling_curve(workload, layout, cluster, curve)
+            faster = faster_points(scaling, workload, cluster, fixed_constraints(settings))
             write_result(
                 picture,
                 out,
-                lambda console: _print_curve(console, scaling, layout, cluster),
-                lambda: {**_quality_facts(cluster), **asdict(scaling)},
+                lambda console: _print_curve(console, scaling, faster, cluster),
+                lambda: _curve_facts(scaling, cluster, faster=faster),
                 lambda: draw_scaling(scaling),
             )
             return
@@ -295,7 +334,7 @@ def _print_step(console: Console, step: SimulatedStep, machine: Machine, drawing
     console.print()
     console.print(_layout_text(step.layout, machine))
     print_machine(console, machine, step.layout.ranks)
-    _print_idle(console, step.layout, {step.layout.ranks: step.workload.batch_size})
+    _print_idle(console, {step.layout: step.workload.batch_size})
     per_step = step.seconds_per_step
     rate = f"{step.workload.batch_size / per_step:,.0f} samples/s" if per_step else ""
     console.print(f"{format_milliseconds(per_step)} ms per step, {step.seconds_per_epoch:.4g} s per epoch, {rate}")
@@ -332,10 +371,12 @@ def _step_facts(step: SimulatedStep, machine: Machine, drawing: Drawing) -> Fact
     }
 
 
-def _print_curve(console: Console, curve: ScalingCurve, layout: Layout, machine: Machine) -> None:
-    minibatch = "the same minibatch" if curve.kind == "strong" else "a minibatch that grows with the replicas"
-    console.print(f"{curve.kind} scaling, {minibatch}, up to {_layout_text(layout, machine)}")
-    print_machine(console, machine, layout.ranks, curve.points[0].ranks)
+def _print_curve(console: Console, curve: ScalingCurve, layouts: Sequence[ScalingPoint], machine: Machine) -> None:
+    """Print a curve, and the layouts that are named below it."""
+    points, minibatch = curve.points, "a minibatch that grows with them" if curve.kind == "weak" else "one minibatch"
+    title = "the best exact layouts" if curve.kind == "best" else f"{curve.kind} scaling of one layout by more replicas"
+    console.print(f"{title}, {minibatch}, up to {_layout_text(points[-1].layout, machine)}", soft_wrap=True)
+    print_machine(console, machine, points[-1].ranks, points[0].ranks)
     rows = [
         (
             str(point.ranks),
@@ -346,21 +387,36 @@ def _print_curve(console: Console, curve: ScalingCurve, layout: Layout, machine:
             f"{point.efficiency:.1%}",
             *(f"{share:.1%}" for name, share in point.shares.items() if name != "compute"),
         )
-        for point in curve.points
+        for point in points
     ]
     titles = ("ranks", "mini-\nbatch", "ms per\nstep", "samples\nper s", "speed-\nup", "effi-\nciency")
     lost = ("smaller\nproducts", "over-\nhead", "comm.", "bubble", "wait")
     console.print(new_table((), (*titles, *lost), rows))
-    _print_idle(console, layout, {point.ranks: point.batch_size for point in curve.points[1:]})
-    if any(point.efficiency > SUPERLINEAR for point in curve.points):
+    _print_idle(console, {point.layout: point.batch_size for point in points})
+    if any(point.efficiency > SUPERLINEAR for point in points):
         console.print(ABOVE_IDEAL, soft_wrap=True)
+    if layouts:
+        named = "layouts" if curve.kind == "best" else "faster by more than the errors of both (hybridnn plan)"
+        errors = "" if machine.doubt else " (its range by the errors of two predictions)"
+        console.print(f"{named}: speed-up{errors}, ms per step")
+    for point in layouts:
+        errors = "" if machine.doubt else f" ({point.low:.4g} to {point.high:.4g})"
+        times = f"{point.speed_up:.4g}{errors}, {format_milliseconds(point.seconds_per_step)} ms"
+        console.print(f"{counted(point.ranks, 'rank'):>12}: {times}: {point.layout.describe()}", soft_wrap=True)
 
 
-def _print_idle(console: Console, layout: Layout, batch_sizes: Mapping[int, int]) -> None:
+def _curve_facts(curve: ScalingCurve, machine: Machine, **others: Sequence[ScalingPoint]) -> Facts:
+    lists = {"points": curve.points, **others}.items()
+    facts = {name: [{**vars(it), "layout": it.layout.describe()} for it in points] for name, points in lists}
+    return {**_quality_facts(machine), "kind": curve.kind, **facts}
+
+
+def _print_idle(console: Console, batch_sizes: Mapping[Layout, int]) -> None:
     """Print the numbers of ranks with which some batch ranks have no samples of a microbatch."""
-    widest = max(batch for batch, _ in layout.stages)
     idle = [
-        str(ranks) for ranks, size in batch_sizes.items() if size < layout.microbatches * widest * ranks // layout.ranks
+        str(layout.ranks)
+        for layout, size in batch_sizes.items()
+        if size < layout.microbatches * max(batch for batch, _ in layout.stages)
     ]
     if idle:
         console.print(f"more batch ranks than samples of a microbatch, so that some have none: {', '.join(idle)} ranks")

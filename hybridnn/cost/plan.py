@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from heapq import heapify, heappop, heappush
@@ -14,7 +15,15 @@ from typing import Any
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.prediction import Workload
 from hybridnn.cost.prediction.memory import largest_memory
-from hybridnn.cost.prediction.predict import Prediction, balanced_layers, predict
+from hybridnn.cost.prediction.predict import (
+    Prediction,
+    ScalingCurve,
+    ScalingPoint,
+    balanced_layers,
+    error_factor,
+    predict,
+    scaling_points,
+)
 from hybridnn.cost.prediction.stage_costs import StageCosts
 from hybridnn.errors import SettingError
 from hybridnn.parallel.dense import MODEL_SPLITS
@@ -230,10 +239,6 @@ def best_exact(workload: Workload, machine: Machine, ranks: int, wanted: Wanted 
     return best
 
 
-MODEL_ERROR, SHORT_STEP, SHORT_STEP_ERROR = 0.2, 5e-4, 0.4
-"""Error of a predicted step beside others of the same machine, at least; that of steps of fewer seconds is larger."""
-
-
 FEW_RANKS = 8
 """Most ranks for which a run's advice searches pipelines too: in 0.2 s or less."""
 
@@ -253,14 +258,36 @@ def layout_advice(own: Prediction, workload: Workload, machine: Machine) -> str:
     except SettingError:  # one of them does not fit
         return ""
     serial, fastest = alone.seconds_per_step, min(alone.seconds_per_step, best.seconds_per_step)
-    least = SHORT_STEP_ERROR if fastest < SHORT_STEP else MODEL_ERROR
-    error = max(least, machine.quality.held_out_error if machine.quality else 0.0)
-    if fastest * (1 + error) >= own.seconds_per_step * (1 - error):
+    factor = error_factor(fastest, machine)
+    if fastest * factor >= own.seconds_per_step:
         return ""
     text = f"predicted {serial / own.seconds_per_step:.2g} times as fast as one rank"
     if best.seconds_per_step < serial:
         text += f"; {best.layout.describe()} would be {serial / best.seconds_per_step:.2g} times"
-    return f"{text} (within a factor of {(1 + error) / (1 - error):.2g}; hybridnn plan)"
+    return f"{text} (within a factor of {factor:.2g}; hybridnn plan)"
+
+
+def best_curve(workload: Workload, machine: Machine, ranks: Iterable[int], wanted: Wanted = ANY) -> ScalingCurve:
+    """The fastest exact layout of each number of `ranks`, simulated; errors as for `plan`."""
+    cases = [(workload.batch_size, best_exact(workload, machine, number, wanted).layout) for number in ranks]
+    return ScalingCurve("best", tuple(scaling_points(workload, cases, machine)))
+
+
+def faster_points(
+    curve: ScalingCurve, workload: Workload, machine: Machine, wanted: Wanted = ANY
+) -> tuple[ScalingPoint, ...]:
+    """Fastest exact layouts of numbers of ranks of a curve, where they are faster by more than the errors of both.
+
+    None are if the machine file is doubtful. The workload is that of the curve.
+    """
+    cases = []
+    for point in () if machine.doubt else curve.points[1:]:
+        with suppress(SettingError):  # no layout can be used, or fits
+            grown = replace(workload, batch_size=point.batch_size)
+            best = best_exact(grown, machine, point.ranks, wanted)
+            if best.seconds_per_step * error_factor(best.seconds_per_step, machine) < point.seconds_per_step:
+                cases.append((point.batch_size, best.layout))
+    return tuple(scaling_points(workload, cases, machine))
 
 
 def divided(workload: Workload, layout: Layout, machine: Machine, *, cuts: bool, balances: bool) -> Layout:

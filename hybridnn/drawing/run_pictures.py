@@ -173,23 +173,28 @@ def _left_out(step: SimulatedStep, stages: Sequence[int], makespan: float) -> It
 # -- scaling curves ----------------------------------------------------------------------------------------------------
 
 
-LINE: dict[str, Any] = {"color": COLORS[0], "linewidth": 1.3, "marker": "o", "markersize": 2.5, "label": "simulated"}
+LINE: dict[str, Any] = {"color": COLORS[0], "linewidth": 1.3, "marker": "o", "markersize": 2.5}
+BAND: dict[str, Any] = {"color": COLORS[0], "alpha": 0.2, "linewidth": 0, "label": "error of predictions"}
 IDEAL: dict[str, Any] = {"color": MUTED, "linestyle": "--", "linewidth": 1.0, "label": "ideal"}
 
 
 def draw_scaling(curve: ScalingCurve) -> dict[str, Figure]:
     """Draw a scaling curve: figures of one panel by name, speed-up, efficiency and breakdown of the ranks' time."""
     ranks, efficiencies = [point.ranks for point in curve.points], [point.efficiency for point in curve.points]
+    line = {**LINE, "label": "best layouts" if curve.kind == "best" else "one layout, more replicas"}
     speed_up, (axes,) = column_figure(PANEL)
     axes.plot(ranks, ranks, **IDEAL)
-    axes.plot(ranks, [point.speed_up for point in curve.points], **LINE)
+    axes.plot(ranks, [point.speed_up for point in curve.points], **line)
+    if bands := [(point.low, point.high) for point in curve.points if point.low is not None]:
+        low, high = zip(*bands, strict=True)
+        axes.fill_between(ranks, low, high, **BAND)
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter(ratio_tick)
     axes.set_ylabel("speed-up against 1 rank")
     _finish_over_ranks(speed_up, axes)
     efficiency, (axes,) = column_figure(PANEL)
     axes.axhline(1, **IDEAL)
-    axes.plot(ranks, efficiencies, **LINE)
+    axes.plot(ranks, efficiencies, **line)
     axes.set_ylim(0, 1.1 * max(1.0, *efficiencies))
     axes.yaxis.set_major_formatter("{x:.0%}")
     axes.set_ylabel("efficiency")

@@ -100,6 +100,49 @@ def test_a_machine_of_many_nodes(run: Run, tmp_path: Path) -> None:
     assert all(len(line) < 1000 for line in text.splitlines())
 
 
+def test_several_numbers_of_ranks_are_a_curve_of_the_best_exact_layouts(run: Run, tmp_path: Path) -> None:
+    found = facts(run, "--ranks", "1, 2,4,8", "--picture", "a.svg")
+    assert {path.name for path in tmp_path.glob("*.svg")} == {"a.svg", "a-efficiency.svg", "a-breakdown.svg"}
+    assert (found["machine"], found["kind"]) == ("made up", "best")
+    best = {ranks: one(facts(run, "--ranks", str(ranks))) for ranks in (1, 2, 4, 8)}
+    for point in found["points"]:
+        expected = best[point["ranks"]]
+        assert point["layout"] == expected["layout"]
+        assert point["seconds_per_step"] == pytest.approx(expected["seconds_per_step"])
+        assert point["speed_up"] == pytest.approx(best[1]["seconds_per_step"] / expected["seconds_per_step"])
+        assert point["low"] <= point["speed_up"] <= point["high"]
+    code, text, err = run("--ranks", "1,2,4,8")
+    assert (code, err) == (0, "")
+    assert text.startswith("the best exact layouts, one minibatch, up to 8 ranks of made up: ")
+    for point in found["points"]:
+        assert f" ({point['low']:.4g} to {point['high']:.4g}), " in text
+        assert f"ms: {point['layout']}\n" in text
+
+
+def test_a_curve_of_a_doubtful_file_has_no_errors(run: Run, tmp_path: Path) -> None:
+    quality = {"held_out_error": 53.0, "held_out_of": "passes", "noise": 0.0, "load_average": 0.0, "busy_ranks": 2}
+    write_machine(make_machine(quality=quality), tmp_path / "machine.toml")
+    code, text, err = run("--ranks", "1,2", "--picture", "a.png")
+    assert (code, err) == (0, "")
+    assert "machine file: doubtful: held-out error 5300%" in text
+    assert "layouts: speed-up, ms per step\n" in text
+    assert " to " not in text.partition("layouts: speed-up")[2]
+    assert [point["low"] for point in facts(run, "--ranks", "1,2")["points"]] == [None, None]
+
+
+def one(plan: dict[str, Any]) -> dict[str, Any]:
+    """The best exact layout."""
+    (found,) = (option for option in plan["options"] if option["best_exact"])
+    assert isinstance(found, dict)
+    return found
+
+
+def test_a_curve_up_to_1024_ranks_of_several_nodes(run: Run, tmp_path: Path) -> None:
+    ranks = [2**power for power in range(11)]
+    found = facts(run, "--machine", "cluster-1024", "--ranks", ",".join(map(str, ranks)))
+    assert [point["ranks"] for point in found["points"]] == ranks
+
+
 def test_sources_of_the_machine_file(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = make_machine(call=1e-6).model_copy(update={"name": "named"})
     write_machine(named, tmp_path / "other.toml")
@@ -119,6 +162,16 @@ def test_sources_of_the_machine_file(run: Run, tmp_path: Path, monkeypatch: pyte
         (["--machine", "nowhere.toml"], "nowhere.toml"),
         (["--machine", "little.toml", "--ranks", "2"], "no layout of 2 ranks fits; the smallest, "),
         (["--set", "training.batch=3"], "training.batch"),
+        (["--ranks", "1,2,1000000007"], "is the largest number up to 1000000007 that this model can use"),
+        (["--machine", "little.toml", "--ranks", "1,2"], "no layout of 1 rank fits; the smallest, "),
+        *(
+            (["--ranks", ranks], f"--ranks = '{ranks}': a whole number from 1, or several that increase, such as ")
+            for ranks in ("", "0", "-1", "2.5", "many", "1,", "1,,2", "0,1", "2,1", "1,1", "1,2,…,8", "1;2")
+        ),
+        (["--ranks", "9" * 5000], "…: a whole number from 1, or several that increase"),
+        (["--ranks", "2", "--picture", "a.svg"], "--picture = 'a.svg': needs a curve: give several numbers of --ranks"),
+        (["--ranks", "1,2", "--picture", "a.txt"], "a name that ends with .png, .svg, .pdf"),
+        (["--ranks", "1,2", "--picture", "none/a.svg"], "cannot be written"),
     ],
 )
 def test_wrong_input_is_one_line(run: Run, tmp_path: Path, arguments: list[str], message: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hybridnn.cost.machine import Quality
-from hybridnn.cost.machine_file import write_machine
+from hybridnn.cost.machine_file import read_machine, write_machine
 from reference.command_line import Run, error_line
 from reference.machines import make_machine
 
@@ -82,6 +82,28 @@ def test_curves(simulate: Run) -> None:
     assert code == 0
     assert "weak scaling" in out
     assert "2048" in out  # the minibatch of eight replicas
+
+
+def test_a_curve_names_its_layout_and_faster_ones(simulate: Run, tmp_path: Path) -> None:
+    """784-3x1024-10 with few samples on 64 nodes of 16 ranks: a curve of replicas is not how far scaling goes."""
+    machine = read_machine("cluster-1024").model_copy(update={"nodes": 64, "ranks_per_node": 16})
+    write_machine(machine, tmp_path / "machine.toml")
+    network = ("--set", "data.name=mnist", "--set", "model.hidden=[1024,1024,1024]")
+    flat = ("--set", "parallel.pipeline=1", "--set", "parallel.method=1f1b", "--curve", "strong", *network)
+    code, out, error = simulate("--ranks", "1024", *flat)
+    assert (code, error) == (0, "")
+    title = "strong scaling of one layout by more replicas, one minibatch, up to 1024 ranks of cluster-1024: batch 1024"
+    assert out.startswith(title)
+    named = out.partition("faster by more than the errors of both (hybridnn plan): speed-up")[2]
+    assert "  64 ranks: 46.58 (31.05 to 69.87), 2.142 ms: batch 2 x model 32 (alternating)\n" in named
+    assert "1024 ranks: 142.2 (94.81 to 213.3), 0.7017 ms: batch 8 x model 128 (alternating)\n" in named
+    split = ("--set", "parallel.model=32", "--set", "parallel.model_split=alternating")
+    code, out, _ = simulate("--ranks", "64", *flat, *split)
+    assert code == 0
+    assert "faster by more than" not in out
+    found = facts(simulate, "--ranks", "64", *flat, "--machine", "machine.toml")
+    assert found["faster"][-1]["layout"] == "batch 2 x model 32 (alternating)"
+    assert {point["layout"] for point in found["points"][1:]} == {f"batch {2**power}" for power in range(1, 7)}
 
 
 def test_layouts_that_training_accepts_are_simulated(simulate: Run, tmp_path: Path) -> None:

@@ -11,11 +11,21 @@ import pytest
 
 from hybridnn import MLP
 from hybridnn.cost import plan as planning
-from hybridnn.cost.machine import Machine
-from hybridnn.cost.plan import StepBounds, best_exact, feasible_layouts, layout_advice, plan, reason_sentence
+from hybridnn.cost.machine import Machine, Quality
+from hybridnn.cost.machine_file import read_machine
+from hybridnn.cost.plan import (
+    StepBounds,
+    best_curve,
+    best_exact,
+    faster_points,
+    feasible_layouts,
+    layout_advice,
+    plan,
+    reason_sentence,
+)
 from hybridnn.cost.prediction import Workload
 from hybridnn.cost.prediction.memory import largest_memory
-from hybridnn.cost.prediction.predict import Prediction, predict
+from hybridnn.cost.prediction.predict import Prediction, predict, scaling_curve
 from hybridnn.cost.prediction.times import TimeBreakdown
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.layout import Layout
@@ -201,6 +211,66 @@ def test_advice_names_a_pipeline_where_it_is_faster_than_all_others() -> None:
     assert best is not None
     assert len(best.layout.stages) == 2
     assert f"; {best.layout.describe()} would be 1." in text
+
+
+# -- curves ----------------------------------------------------------------------------------------------------------
+
+QUALITY = {"held_out_of": "passes", "noise": 0.0, "load_average": 0.0, "busy_ranks": 2}
+
+
+def test_the_best_layouts_scale_ideally_with_free_messages() -> None:
+    """Work that divides evenly: the speed-up is the number of ranks, and its errors are those of two predictions."""
+    alone = 8 * 64 * 64 * 64 * 3 - 64 * 64 * 64  # multiply-adds; the first layer has no input gradient
+    for quality, long, short in ((0.1, 1.2 / 0.8, 1.4 / 0.6), (0.24, 1.24 / 0.76, 1.4 / 0.6), (None, 1.5, 1.4 / 0.6)):
+        stated = {} if quality is None else {"quality": {"held_out_error": quality, **QUALITY}}
+        curve = best_curve(EVEN, make_machine(**stated), [1, 2, 4, 16, 64])
+        assert curve.kind == "best"
+        assert [point.ranks for point in curve.points] == [1, 2, 4, 16, 64]
+        for point in curve.points:
+            seconds = alone * 1e-9 / point.ranks
+            assert point.seconds_per_step == pytest.approx(seconds)
+            assert point.speed_up == pytest.approx(point.ranks)
+            assert point.efficiency == pytest.approx(1)
+            assert point.batch_size == 64
+            factor = 1 if point.ranks == 1 else long if seconds >= 5e-4 else short
+            assert point.low == pytest.approx(point.ranks / factor)
+            assert point.high == pytest.approx(point.ranks * factor)
+
+
+def test_a_curve_need_not_begin_with_one_rank_and_a_doubtful_file_has_no_errors() -> None:
+    doubtful = make_machine(quality={"held_out_error": 53.0, **QUALITY})
+    (point,) = best_curve(EVEN, doubtful, [8]).points
+    assert (point.speed_up, point.low, point.high) == (pytest.approx(8), None, None)
+    with pytest.raises(SettingError, match="is the largest number up to 1000000007"):
+        best_curve(EVEN, doubtful, [8, 1000000007])
+
+
+def test_layouts_faster_than_those_of_a_curve_are_found() -> None:
+    """A wide network with few samples, on 64 nodes of 16 ranks: replicas stop at 4 times the speed, splits do not."""
+    machine = read_machine("cluster-1024").model_copy(update={"nodes": 64, "ranks_per_node": 16})
+    workload = Workload(MLP([784, 1024, 1024, 1024, 10]), 60_000, 256)
+    replicas = scaling_curve(workload, Layout(((64, 1),), (4,), merges=True, shared_replicas=True), machine, "strong")
+    found = {point.ranks: point for point in faster_points(replicas, workload, machine)}
+    for point in replicas.points[1:]:
+        exact = (it for it in feasible_layouts(workload, machine, point.ranks, {"exact": True}) if it.exact)
+        fastest = min((predict(workload, it, machine) for it in exact), key=lambda it: it.seconds_per_step)
+        assert (point.ranks in found) == (fastest.seconds_per_step * 1.5 < point.seconds_per_step)
+        if point.ranks in found:
+            assert found[point.ranks].seconds_per_step == pytest.approx(fastest.seconds_per_step)
+            assert found[point.ranks].layout.describe() == fastest.layout.describe()
+    assert sorted(found) == [4, 8, 16, 32, 64]
+    assert found[64].layout.describe() == "batch 2 x model 32 (alternating)"
+    assert found[64].seconds_per_step == pytest.approx(2.142e-3, rel=1e-3)
+    own = scaling_curve(workload, found[64].layout, machine, "strong")
+    assert all(point.ranks < 64 for point in faster_points(own, workload, machine))
+    worse = machine.model_copy(update={"quality": machine_quality(53.0)})
+    assert faster_points(replicas, workload, worse) == ()
+    little = machine.model_copy(update={"memory_bytes_per_rank": 1.0})
+    assert faster_points(replicas, workload, little) == ()
+
+
+def machine_quality(error: float) -> Quality:
+    return Quality.model_validate({"held_out_error": error, **QUALITY})
 
 
 # -- reasons ---------------------------------------------------------------------------------------------------------

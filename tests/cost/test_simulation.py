@@ -147,12 +147,18 @@ SHARES = {"compute": 0.5, "smaller products": 0, "overhead": 0, "communicate": 0
 
 
 def test_plot_of_a_curve() -> None:
-    points = tuple(ScalingPoint(ranks, 64, 1 / ranks, ranks / 2, 0.5, SHARES) for ranks in (1, 2, 4))
+    points = tuple(
+        ScalingPoint(ranks, Layout(((ranks, 1),), (8,)), 64, 1 / ranks, ranks / 2, ranks / 4, float(ranks), 0.5, SHARES)
+        for ranks in (1, 2, 4)
+    )
     figures = draw_scaling(ScalingCurve("strong", points))
     assert list(figures) == ["speed_up", "efficiency", "breakdown"]
     speed_up, efficiency, shares = (axes for figure in figures.values() for axes in figure.axes)
     lines = {line.get_label(): line.get_ydata().tolist() for line in speed_up.get_lines()}
-    assert lines == {"ideal": [1, 2, 4], "simulated": [0.5, 1, 2]}
+    assert lines == {"ideal": [1, 2, 4], "one layout, more replicas": [0.5, 1, 2]}
+    (band,) = speed_up.collections
+    corners = {tuple(corner) for corner in band.get_paths()[0].vertices.tolist()}
+    assert corners == {(1, 0.25), (2, 0.5), (4, 1), (1, 1), (2, 2), (4, 4)}
     assert efficiency.get_lines()[1].get_ydata().tolist() == [0.5] * 3
     assert {bars.get_label(): bars[0].get_height() for bars in shares.containers} == {"compute": 0.5, "wait": 0.5}
     for figure in figures.values():
@@ -165,6 +171,10 @@ def test_plot_of_a_curve() -> None:
         ("ranks", "efficiency"),
         ("ranks", "share of the ranks' time"),
     ]
+    doubtful = tuple(replace(point, low=None, high=None) for point in points)
+    (axes,) = draw_scaling(ScalingCurve("best", doubtful))["speed_up"].axes
+    assert not axes.collections
+    assert axes.get_lines()[1].get_label() == "best layouts"
 
 
 # -- drawings ----------------------------------------------------------------------------------------------------------

@@ -315,6 +315,20 @@ def _stage_breakdowns(costs: StageCosts, times: ScheduleTimes, per_step: float) 
 
 # -- scaling curves --------------------------------------------------------------------------------------------------
 
+MODEL_ERROR, SHORT_STEP, SHORT_STEP_ERROR = 0.2, 5e-4, 0.4
+"""Error of a predicted step beside others of the same machine, at least; that of steps of fewer seconds is larger."""
+
+
+def error_factor(seconds: float, machine: Machine) -> float:
+    """Factor by which the ratio of two predictions may be off, the shorter one of `seconds`; not for a doubtful file.
+
+    They err in opposite directions, each by the error that the machine file states, and by `MODEL_ERROR` at least.
+    """
+    least = SHORT_STEP_ERROR if seconds < SHORT_STEP else MODEL_ERROR
+    error = max(least, machine.quality.held_out_error if machine.quality else 0.0)
+    return (1 + error) / (1 - error)
+
+
 CURVES = ("strong", "weak")
 """Strong scaling: the same minibatch for all numbers of ranks. Weak scaling: it grows with them."""
 
@@ -323,40 +337,54 @@ CURVES = ("strong", "weak")
 class ScalingPoint:
     """Simulation of one number of ranks.
 
-    The speed-up is samples per second over those of one rank, the efficiency the speed-up per rank, and `shares` are
-    the parts of the ranks' time by `parts_of_efficiency`.
+    The speed-up is samples per second over those of one rank, between `low` and `high` by the errors of both
+    predictions (None if the machine file is doubtful). The efficiency is the speed-up per rank, and `shares` are the
+    parts of the ranks' time by `parts_of_efficiency`.
     """
 
     ranks: int
+    layout: Layout
     batch_size: int
     seconds_per_step: float
     speed_up: float
+    low: float | None
+    high: float | None
     efficiency: float
     shares: dict[str, float]
 
 
 @dataclass(frozen=True)
 class ScalingCurve:
-    """A strong or weak curve, by number of ranks; its first point is one rank, the reference of the speed-up."""
+    """A curve by number of ranks: of replicas of one layout, strong or weak, or of the best layouts."""
 
-    kind: str
+    kind: str  # one of `CURVES`, or "best"
     points: tuple[ScalingPoint, ...]
 
 
 def scaling_curve(workload: Workload, layout: Layout, machine: Machine, kind: str) -> ScalingCurve:
-    """Simulate a layout with 1, 2, 4, ... times the replicas of its smallest form, up to its own.
+    """Simulate one rank, and a layout with 1, 2, 4, ... times the replicas of its smallest form, up to its own.
 
     The minibatch of the workload is that of every point of a strong curve, and of the smallest layout of a weak one.
     """
     require_choice("curve", kind, CURVES)
-    serial = simulate_layout(workload, Layout.uniform([(1, 1)], len(workload.model.layers)), machine)
-    points = [_point(serial, serial)]
+    cases = [(workload.batch_size, Layout.uniform([(1, 1)], len(workload.model.layers)))]
     for replicas, wide in _replicated(layout):
-        batch_size = workload.batch_size * (replicas if kind == "weak" else 1)
         if wide.ranks > 1:
-            grown = replace(workload, batch_size=batch_size)
-            points.append(_point(simulate_layout(grown, wide, machine), serial))
-    return ScalingCurve(kind, tuple(points))
+            cases.append((workload.batch_size * (replicas if kind == "weak" else 1), wide))
+    return ScalingCurve(kind, tuple(scaling_points(workload, cases, machine)))
+
+
+def scaling_points(workload: Workload, cases: Iterable[tuple[int, Layout]], machine: Machine) -> Iterator[ScalingPoint]:
+    """Simulate layouts with the sizes of their minibatches; speed-ups are against one rank with the workload's."""
+    serial = simulate_layout(workload, Layout.uniform([(1, 1)], len(workload.model.layers)), machine)
+    for batch_size, layout in cases:
+        step = simulate_layout(replace(workload, batch_size=batch_size), layout, machine)
+        seconds, ranks = step.seconds_per_step, layout.ranks
+        speed_up = batch_size / seconds * serial.seconds_per_step / workload.batch_size
+        factor = error_factor(min(seconds, serial.seconds_per_step), machine) if ranks > 1 else 1.0
+        low, high = (None, None) if machine.doubt else (speed_up / factor, speed_up * factor)
+        shares = parts_of_efficiency(_per_sample(step), _per_sample(serial))
+        yield ScalingPoint(ranks, layout, batch_size, seconds, speed_up, low, high, speed_up / ranks, shares)
 
 
 def _replicated(layout: Layout) -> Iterator[tuple[int, Layout]]:
@@ -365,13 +393,6 @@ def _replicated(layout: Layout) -> Iterator[tuple[int, Layout]]:
     for replicas in (*(2**power for power in range((most - 1).bit_length())), most):
         stages = tuple((batch // most * replicas, model) for batch, model in layout.stages)
         yield replicas, replace(layout, stages=stages)
-
-
-def _point(step: SimulatedStep, serial: SimulatedStep) -> ScalingPoint:
-    seconds, batch_size, ranks = step.seconds_per_step, step.workload.batch_size, step.layout.ranks
-    speed_up = batch_size / seconds * serial.seconds_per_step / serial.workload.batch_size
-    shares = parts_of_efficiency(_per_sample(step), _per_sample(serial))
-    return ScalingPoint(ranks, batch_size, seconds, speed_up, speed_up / ranks, shares)
 
 
 def _per_sample(step: SimulatedStep) -> dict[str, float]:
