@@ -1,10 +1,11 @@
-"""Quantities that were measured several times, and the intervals of what statements compare.
+"""Judgement: what measurements that were taken several times allow to be said. Nothing else compares two means.
 
 A quantity has one value for every seed, or for every repeat of a time. Two sides of a comparison are taken seed by
 seed, or round by round, as differences or ratios; the interval of their mean is that of Student's t distribution. Times
 and ratios are compared by their logarithms, so that the mean is the geometric one. Shares of runs (`converged`,
 `diverged`) have the interval of Clopper and Pearson 1934, and their differences that of Newcombe 1998 (Interval
-estimation for the difference between independent proportions, method 10) with it.
+estimation for the difference between independent proportions, method 10) with it. Where one of several comparisons
+decides, the error of 5 % is divided by their number (Bonferroni).
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from math import exp, hypot, inf, isfinite, log, nan, sqrt
+from math import exp, hypot, inf, isfinite, isnan, log, nan, sqrt
 from statistics import fmean, stdev
 from sys import float_info
 from typing import Literal
 
 from hybridnn.study.statistics import CONFIDENCE, LEAST_REPEATS, Estimate
+from hybridnn.utils.text import counted
 
 By = Literal["difference", "ratio"]
+Outcome = Literal["agrees", "does not", "cannot be decided"]
 
 LOG_OF_LARGEST = log(float_info.max)
 
@@ -112,6 +115,78 @@ class Contrast:
             is_factor = self.by == "ratio" or (self.side.kind == "time" and self.other is None)
             found = _student(values, tail, is_factor=is_factor)
         return found if is_exact or len(values) >= LEAST_REPEATS else Estimate(found.value)
+
+
+def decide(estimate: Estimate, at_least: float | None, at_most: float | None) -> Outcome:
+    """Hold a value and its interval against bounds: agrees if all is within, does not if the interval is outside."""
+    if estimate.low is None or estimate.high is None or isnan(estimate.value):
+        return "cannot be decided"
+    least, most = -inf if at_least is None else at_least, inf if at_most is None else at_most
+    if least <= min(estimate.low, estimate.value) and max(estimate.high, estimate.value) <= most:
+        return "agrees"
+    is_outside = max(estimate.high, estimate.value) < least or min(estimate.low, estimate.value) > most
+    return "does not" if is_outside else "cannot be decided"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A quantity compared with that of a base, in the seeds or rounds that both have.
+
+    Attributes
+    ----------
+    estimate : Estimate
+        Mean difference to the base, or geometric mean of the ratios to it, with the interval for one of all
+        comparisons.
+    conclusion : {"lower", "higher", "equal", "same", "undecided"}
+        ``"equal"``: the interval lies within the margin; ``"same"``: both sides are equal to the bit everywhere.
+    reservation : str
+        Why nothing can be concluded: too few seeds or rounds, runs that diverged or were disturbed; else empty.
+    """
+
+    estimate: Estimate
+    conclusion: Literal["lower", "higher", "equal", "same", "undecided"]
+    reservation: str = ""
+
+
+def judge(
+    side: Sample, base: Sample, by: By = "ratio", *, comparisons: int = 1, margin: float = 0.0, disturbed: str = ""
+) -> Judgement:
+    """Compare a quantity with that of a base, and conclude what its interval allows.
+
+    Parameters
+    ----------
+    side, base : Sample
+        Those of their seeds or rounds count that both have.
+    by : {"ratio", "difference"}
+    comparisons : int
+        Number of comparisons that are concluded from, of which this is one.
+    margin : float
+        Largest difference that counts as none, or with ``"ratio"`` its excess over 1.
+    disturbed : str
+        A sentence on runs that were disturbed by other processes, if there are any.
+
+    Raises
+    ------
+    UndecidedError
+        No seed or round is common.
+    """
+    common = [name for name in side.values if name in base.values]
+    if not common:
+        raise UndecidedError("no seed or repeat is common")
+    first, second = (Sample({name: sample.values[name] for name in common}, sample.kind) for sample in (side, base))
+    if side.kind == "training" and first.values == second.values:
+        return Judgement(Estimate(1.0 if by == "ratio" else 0.0), "same")
+    estimate, none = Contrast(first, second, by).estimate(comparisons), 1.0 if by == "ratio" else 0.0
+    if disturbed or estimate.low is None or estimate.high is None:
+        number = counted(len(common), "round" if side.kind == "time" else "seed")
+        why = "some runs diverged" if len(common) >= LEAST_REPEATS else f"{number} cannot show a difference"
+        return Judgement(estimate, "undecided", disturbed or why)
+    least = 1 / (1 + margin) if by == "ratio" else -margin
+    if margin and decide(estimate, least, none + margin) == "agrees":
+        return Judgement(estimate, "equal")
+    if none < estimate.low or estimate.high < none:
+        return Judgement(estimate, "higher" if none < estimate.low else "lower")
+    return Judgement(estimate, "undecided")
 
 
 def _difference(value: float, other: float) -> float:
