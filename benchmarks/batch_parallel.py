@@ -50,8 +50,7 @@ def parallel_figures(
     alone = alternate(ours, one, pairs, idle_barrier)
     record = trainer.history.epochs[-1]
     return {
-        "case": case.name,
-        "batch_size": case.batch_size,
+        **case.about,
         "ranks": WORLD.size,
         **comparison.summary(case.batch_size * case.steps),
         "speed_up_over_one_rank": median(alone.ratios),

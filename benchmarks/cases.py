@@ -18,27 +18,21 @@ MOMENTUM = 0.9
 
 @dataclass(frozen=True)
 class Case:
-    """A network, its minibatch, and the length of a timed run.
-
-    Attributes
-    ----------
-    task : {"regression", "classification"}
-    minibatches, epochs : int
-        Minibatches in the data, and passes over them in one timed run, which takes at least a tenth of a second.
-    activation : str
-        Activation of the hidden layers.
-    stages : tuple of int
-        Layers of each of two pipeline stages, divided so that their products take about the same number of operations.
-    """
+    """A network, its minibatch, and the length of a timed run, which takes at least a tenth of a second."""
 
     name: str
     sizes: tuple[int, ...]
     batch_size: int
-    task: str
-    minibatches: int
-    epochs: int
-    activation: str = "relu"
-    stages: tuple[int, ...] = ()
+    task: str  # one of "regression", "classification"
+    minibatches: int  # in the data
+    epochs: int  # passes over them in one timed run
+    activation: str = "relu"  # of the hidden layers
+    stages: tuple[int, ...] = ()  # layers of each of two stages whose products take about as many operations
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Name and minibatch, as results begin."""
+        return {"case": self.name, "batch_size": self.batch_size}
 
     @property
     def steps(self) -> int:

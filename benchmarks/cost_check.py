@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date
 from itertools import combinations
@@ -30,12 +30,13 @@ from hybridnn.cost.calibration.fit import LARGE_BYTES
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.machine_file import read_machine, write_machine
 from hybridnn.cost.plan import layout_advice
+from hybridnn.cost.prediction import Workload
 from hybridnn.cost.prediction.predict import predict
-from hybridnn.cost.prediction.workload import Workload
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.runs.step_timer import TrainingTimer
 
 RESULTS = Path(__file__).parent / "results"
+CONSOLE = Console(width=110, highlight=False)
 
 NETWORKS = (
     ((16, 64, 64, 64, 2), 32),
@@ -64,7 +65,7 @@ class Case:
     settings: dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Result:
     """Seconds per step of a layout, predicted and measured."""
 
@@ -72,8 +73,8 @@ class Result:
     batch_size: int
     layout: str
     predicted_seconds_per_step: float
-    measured_seconds_per_step: float
     advice: str  # what `hybridnn train` says about a faster layout
+    measured_seconds_per_step: float = 0.0
 
     @property
     def error(self) -> float:
@@ -95,22 +96,8 @@ def cases() -> Iterator[Case]:
         yield Case(name, {"pipeline": 2, "batch": 1}, settings)
 
 
-@dataclass(frozen=True)
-class Run:
-    """A layout with its trainer and the predicted time of a step."""
-
-    network: tuple[int, ...]
-    batch_size: int
-    name: str
-    trainer: Trainer
-    steps: int
-    predicted_seconds_per_step: float
-    advice: str
-    measured: list[float]
-
-
-def prepare(machine: Machine, model: MLP, batch_size: int, case: Case) -> Run:
-    """Predict a layout, and choose the steps of a round."""
+def prepare(machine: Machine, model: MLP, batch_size: int, case: Case) -> tuple[Result, Callable[[], float]]:
+    """Predict a layout; the result to fill in, and a function that returns mean seconds of a step over a round."""
     grid = ProcessGrid(None if case.axes else import_mpi().COMM_SELF, **case.axes)
     quiet = {"log_every": 10**6, "evaluate_every": 10**6}
     trainer = Trainer(model, SGD(lr=1e-6), grid=grid, batch_size=batch_size, **quiet, **case.settings)
@@ -118,8 +105,15 @@ def prepare(machine: Machine, model: MLP, batch_size: int, case: Case) -> Run:
     step = predict(one, trainer.layout, machine)
     steps = max(LEAST_STEPS, round(ROUND_SECONDS / step.seconds_per_step))
     epoch = predict(Workload(model, steps * batch_size, batch_size, classification=False), trainer.layout, machine)
-    advice = layout_advice(step, one, machine)
-    return Run(model.sizes, batch_size, case.name, trainer, steps, epoch.seconds_per_epoch / steps, advice, [])
+    predicted, advice = epoch.seconds_per_epoch / steps, layout_advice(step, one, machine)
+
+    def measure() -> float:
+        generator = np.random.default_rng(0)
+        x = generator.standard_normal((steps * batch_size, model.sizes[0]), np.float32)
+        y = generator.standard_normal((steps * batch_size, model.sizes[-1]), np.float32)
+        return batch_size / trainer.fit(x, y, epochs=1).epochs[-1].samples_per_second
+
+    return Result("-".join(map(str, model.sizes)), batch_size, case.name, predicted, advice), measure
 
 
 def check(machine: Machine) -> list[Result]:
@@ -132,40 +126,10 @@ def check(machine: Machine) -> list[Result]:
         for case in cases()
         if case.axes or first
     ]
-    for number in range(ROUNDS + 1):
-        for run in runs:
-            seconds = measure(run)
-            if number:  # after one round as a warm-up
-                run.measured.append(seconds)
-    return [result_of(run) for run in runs]
-
-
-def result_of(run: Run) -> Result:
-    """The median over the rounds."""
-    network = "-".join(map(str, run.network))
-    return Result(network, run.batch_size, run.name, run.predicted_seconds_per_step, median(run.measured), run.advice)
-
-
-def measure(run: Run) -> float:
-    """Mean seconds of a step over a round of them."""
-    generator = np.random.default_rng(0)
-    samples = run.steps * run.batch_size
-    x = generator.standard_normal((samples, run.network[0]), np.float32)
-    y = generator.standard_normal((samples, run.network[-1]), np.float32)
-    return run.batch_size / run.trainer.fit(x, y, epochs=1).epochs[-1].samples_per_second
-
-
-def order_rate(results: Sequence[Result]) -> tuple[int, int]:
-    """Number of pairs of layouts of one network with different times, and of those predicted in the right order."""
-    apart = right = 0
-    for one, other in combinations(results, 2):
-        if (one.network, one.batch_size) != (other.network, other.batch_size):
-            continue
-        fast, slow = sorted((one, other), key=lambda result: result.measured_seconds_per_step)
-        if slow.measured_seconds_per_step > APART * fast.measured_seconds_per_step:
-            apart += 1
-            right += slow.predicted_seconds_per_step > fast.predicted_seconds_per_step
-    return apart, right
+    _, *rounds = [[measure() for _, measure in runs] for _ in range(1 + ROUNDS)]  # the first is a warm-up
+    for (result, _), seconds in zip(runs, zip(*rounds, strict=True), strict=True):
+        result.measured_seconds_per_step = median(seconds)
+    return [result for result, _ in runs]
 
 
 def by_network(results: Sequence[Result]) -> list[list[Result]]:
@@ -174,6 +138,17 @@ def by_network(results: Sequence[Result]) -> list[list[Result]]:
     for result in results:
         networks.setdefault((result.network, result.batch_size), []).append(result)
     return list(networks.values())
+
+
+def order_rate(results: Sequence[Result]) -> tuple[int, int]:
+    """Number of pairs of layouts of one network with different times, and of those predicted in the right order."""
+    apart = right = 0
+    for one, other in (pair for layouts in by_network(results) for pair in combinations(layouts, 2)):
+        fast, slow = sorted((one, other), key=lambda result: result.measured_seconds_per_step)
+        if slow.measured_seconds_per_step > APART * fast.measured_seconds_per_step:
+            apart += 1
+            right += slow.predicted_seconds_per_step > fast.predicted_seconds_per_step
+    return apart, right
 
 
 def losses(results: Sequence[Result]) -> list[float]:
@@ -216,15 +191,15 @@ def print_results(results: list[Result]) -> dict[str, Any]:
         table.add_row(
             result.network, str(result.batch_size), result.layout, *(f"{t:.3f}" for t in times), f"{result.error:+.0%}"
         )
-    console().print(table)
+    CONSOLE.print(table)
     apart, right = order_rate(results)
     error = mean(abs(result.error) for result in results)
-    console().print(f"mean error {error:.1%} over {len(results)} layouts")
-    console().print(f"in the right order: {right} of {apart} pairs that differ by more than 15 % ({right / apart:.0%})")
+    CONSOLE.print(f"mean error {error:.1%} over {len(results)} layouts")
+    CONSOLE.print(f"in the right order: {right} of {apart} pairs that differ by more than 15 % ({right / apart:.0%})")
     lost, advice = losses(results), advice_errors(results)
-    console().print(f"the first choices of the networks lose {', '.join(f'{loss:.0%}' for loss in lost)}")
+    CONSOLE.print(f"the first choices of the networks lose {', '.join(f'{loss:.0%}' for loss in lost)}")
     within = sum(off <= admitted for off, admitted in advice)
-    console().print(f"advice on {len(advice)} layouts: {within} ratios are within the factor that it states")
+    CONSOLE.print(f"advice on {len(advice)} layouts: {within} ratios are within the factor that it states")
     return {
         "mean_error": error,
         "layouts": len(results),
@@ -245,13 +220,8 @@ def print_collectives(found: Calibration) -> list[dict[str, Any]]:
         if error is not None:
             table.add_row(fit.operation, str(fit.cost.ranks), str(error.sizes), f"{error.mean:.1%}", f"{error.max:.1%}")
             rows.append({"operation": fit.operation, "ranks": fit.cost.ranks, **asdict(error)})
-    console().print(table)
+    CONSOLE.print(table)
     return rows
-
-
-def console() -> Console:
-    """Console of the tables."""
-    return Console(width=110, highlight=False)
 
 
 def main() -> None:
@@ -281,13 +251,13 @@ def main() -> None:
     if grid.rank == 0:
         summary = {**print_results(results), "gflops": speeds, "doubt": machine.doubt}
         rates = ", ".join(f"{speed:.0f}" for speed in speeds)
-        console().print(f"GFLOP/s of a product before and after calibrating, and at the end: {rates}")
-        console().print(machine.doubt)  # with which there is no advice
+        CONSOLE.print(f"GFLOP/s of a product before and after calibrating, and at the end: {rates}")
+        CONSOLE.print(machine.doubt)  # with which there is no advice
         out = RESULTS / f"{date.today()}-cost-check.json"
         layouts = [{**asdict(result), "error": result.error} for result in results]
         figures = {"machine": machine.about, "summary": summary, "collectives": collectives, "layouts": layouts}
         out.write_text(json.dumps(figures, indent=1) + "\n")
-        console().print(f"written to {out}", soft_wrap=True)
+        CONSOLE.print(f"written to {out}", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from math import prod
 from pathlib import Path
 
 import numpy as np
+import tomli_w
 
 from hybridnn.study.answer import Fastest, fastest_layouts
 from hybridnn.study.results import StudyResults, read_results
@@ -23,7 +24,6 @@ from hybridnn.study.runner import StudyView, plan_study, run_study
 from hybridnn.study.scaling import layout_name
 from hybridnn.study.statistics import Estimate
 from hybridnn.study.study_file import load_study
-from hybridnn.utils.text import to_json
 
 LAYOUTS = ("batch", "model", "grid", "pipeline:1f1b")
 """Families of a study that ``hybridnn study new`` writes."""
@@ -32,27 +32,6 @@ EPOCHS = 3
 EPOCH_FLOPS = 5e9  # on all ranks: 0.1 to 0.3 s on a core
 MOST_STEPS = 400  # of an epoch
 MOST_LOSS = 0.1  # of time, by the first choice of the model
-
-STUDY = """\
-name = {name}
-description = "Fastest layout of a random network"
-{machine}
-[base.data]
-name = "synthetic"
-rows = {rows}
-synthetic = {{ inputs = {inputs}, outputs = {outputs}, test_samples = 64 }}
-[base.model]
-hidden = {hidden}
-[base.training]
-epochs = {epochs}
-batch_size = {batch_size}
-[base.optimizer]
-lr = 1e-4
-[axes]
-ranks = [{ranks}]
-layouts = {layouts}
-repeats = {repeats}
-"""
 
 
 @dataclass(frozen=True)
@@ -88,19 +67,20 @@ def random_network(seed: int, number: int) -> Network:
 def study_text(network: Network, name: str, ranks: int, repeats: int, machine: str | None) -> str:
     """Text of the study file of a network."""
     inputs, *hidden, outputs = network.sizes
-    return STUDY.format(
-        name=to_json(name),
-        machine="" if machine is None else f"machine = {to_json(machine)}",
-        rows=network.steps * network.batch_size,
-        inputs=inputs,
-        outputs=outputs,
-        hidden=hidden,
-        epochs=EPOCHS,
-        batch_size=network.batch_size,
-        ranks=ranks,
-        layouts=to_json(LAYOUTS),
-        repeats=repeats,
-    )
+    synthetic = {"inputs": inputs, "outputs": outputs, "test_samples": 64}
+    study = {
+        "name": name,
+        "description": "Fastest layout of a random network",
+        **({} if machine is None else {"machine": machine}),
+        "base": {
+            "data": {"name": "synthetic", "rows": network.steps * network.batch_size, "synthetic": synthetic},
+            "model": {"hidden": hidden},
+            "training": {"epochs": EPOCHS, "batch_size": network.batch_size},
+            "optimizer": {"lr": 1e-4},
+        },
+        "axes": {"ranks": [ranks], "layouts": LAYOUTS, "repeats": repeats},
+    }
+    return tomli_w.dumps(study)
 
 
 @dataclass(frozen=True)

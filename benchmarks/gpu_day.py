@@ -31,6 +31,7 @@ from hybridnn.comm.launcher import find_mpirun, without_launcher
 from hybridnn.comm.open_mpi import mpirun_settings
 from hybridnn.errors import DataError, EnvironmentProblem
 from hybridnn.gpu.cupy_loading import load_cupy
+from hybridnn.utils.files import write_atomically
 from hybridnn.utils.processes import run_child
 
 RESULTS = Path(__file__).parent / "results"
@@ -145,7 +146,7 @@ def run_day(
 
     def keep(reserved: float = 0.0) -> None:
         state["seconds"] = round(spent + monotonic() - start + reserved, 1)
-        _write_state(state, path)
+        write_atomically(path, json.dumps(state, indent=1) + "\n")  # the machine may be taken away at any time
 
     undone = [piece.name for piece in pieces if found.get(piece.name, {}).get("outcome") != "done"]
     waiting = [piece for piece in pieces if piece.name in (only or undone)]
@@ -185,13 +186,6 @@ def read_state(path: Path) -> State:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         pass
     raise DataError(f"{path} is damaged: remove it, or start anew with --fresh")
-
-
-def _write_state(state: State, path: Path) -> None:
-    """Replace the file at once: the machine may be taken away at any time."""
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
-    new.replace(path)
 
 
 def _report(state: State, names: Sequence[str], folder: Path) -> None:

@@ -18,8 +18,10 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
+from benchmarks.gpu_report import KERNELS
+from benchmarks.gpu_report import PRODUCTS as PRODUCT_COLUMNS
+from benchmarks.tables import Sheet
 from hybridnn import SGD, AdamW
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.gpu.cupy_kernels import cupy_kernels
@@ -37,16 +39,10 @@ ACTIVATIONS = ("relu", "tanh", "sigmoid", "selu")
 
 @dataclass(frozen=True)
 class Work:
-    """One operation.
-
-    Attributes
-    ----------
-    amount : float
-        Bytes that it reads and writes, or floating-point operations.
-    """
+    """One operation."""
 
     name: str
-    amount: float
+    amount: float  # bytes that it reads and writes, or floating-point operations
     run: Callable[[], None]
 
 
@@ -224,14 +220,18 @@ def measure(cupy: Any, numbers: int, runs: int) -> dict[str, Any]:
 
 def show(found: dict[str, Any]) -> None:
     """Print the tables."""
-    table = Table("dtype", "kernel", "GB/s", "of copy", title=f"{found['device']}, {found['numbers']:,} numbers")
-    for row in found["one_pass"]:
-        table.add_row(row["dtype"], row["kernel"], f"{row['gb_per_s']:,.0f}", f"{row['share_of_copy']:.0%}")
-    rates = Table("product", "TFLOP/s", "torch.matmul")
-    for row in found["products"]:
-        rates.add_row(row["product"], *(f"{row[name]:.1f}" for name in ("tflop_per_s", "torch_tflop_per_s")))
-    for one in (table, rates):
-        Console(width=100).print(one)
+    console = Console(width=100)
+    Sheet(f"{found['device']}, {found['numbers']:,} numbers", KERNELS, "kernel").show(found["one_pass"], console)
+    Sheet("Matrix products", PRODUCT_COLUMNS, "product").show(found["products"], console)
+
+
+def cupy_or_exit() -> Any:
+    """CuPy; ends the program with the reason where it cannot be used."""
+    try:
+        return load_cupy()
+    except EnvironmentProblem as problem:
+        print(problem, file=sys.stderr)
+        sys.exit(problem.exit_code)
 
 
 def main() -> None:
@@ -241,12 +241,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=RUNS)
     parser.add_argument("--json", type=Path, default=RESULTS / f"{date.today().isoformat()}-gpu-kernels.json")
     arguments = parser.parse_args()
-    try:
-        cupy = load_cupy()
-    except EnvironmentProblem as problem:
-        print(problem, file=sys.stderr)
-        sys.exit(problem.exit_code)
-    found = measure(cupy, arguments.numbers, arguments.runs)
+    found = measure(cupy_or_exit(), arguments.numbers, arguments.runs)
     show(found)
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -39,28 +39,14 @@ FINISHED_TEST = re.compile(r"^(\S+::.+?) (PASSED|FAILED|ERROR|SKIPPED)\b", re.MU
 
 @dataclass(frozen=True)
 class Piece:
-    """A program that writes a file of results.
+    """A program that writes a file of results."""
 
-    Attributes
-    ----------
-    name : str
-        Its key in ``gpu-day.json``.
-    arguments : tuple of str
-        Of Python; ``{results}`` stands for the path of the file.
-    seconds, expected : float
-        Time limit, and estimated time.
-    program : tuple of str
-        A program that runs Python, such as a debugger, and its options.
-    left_out : str
-        Reason for not running it on this machine.
-    """
-
-    name: str
-    arguments: tuple[str, ...]
-    seconds: float
-    expected: float = 0.0
-    program: tuple[str, ...] = ()
-    left_out: str = ""
+    name: str  # its key in ``gpu-day.json``
+    arguments: tuple[str, ...]  # of Python; ``{results}`` stands for the path of the file
+    seconds: float  # time limit
+    expected: float = 0.0  # estimated time
+    program: tuple[str, ...] = ()  # a program that runs Python, such as a debugger, and its options
+    left_out: str = ""  # reason for not running it on this machine
 
     @property
     def is_test(self) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.cases import GPU_CASES
 from benchmarks.chart import draw_chart
+from benchmarks.tables import spread
 
 Row = Mapping[str, Any]
 Pieces = Mapping[str, Mapping[str, Any]]
@@ -24,22 +24,13 @@ SMALL = tuple(case.name for case in GPU_CASES[:2])
 LARGE_PRODUCTS = GPU_CASES[-1].name
 
 
-@dataclass(frozen=True)
-class Target:
-    """A least value of a figure.
-
-    Attributes
-    ----------
-    value : callable
-        The figure of a row of `benchmarks.gpu_training`; raises `KeyError` if the row lacks it.
-    cases, precisions : tuple of str
-        Rows that must reach it.
-    """
+class Target(NamedTuple):
+    """A least value of a figure."""
 
     name: str
     least: float
-    value: Callable[[Row], float]
-    cases: tuple[str, ...]
+    value: Callable[[Row], float]  # the figure of a row of `benchmarks.gpu_training`; raises `KeyError` without it
+    cases: tuple[str, ...]  # rows that must reach it
     precisions: tuple[str, ...] = ("fp32",)
 
 
@@ -64,22 +55,13 @@ TARGETS = (
 TESTS = "tests of kernels", "tests of training", "tests of training, several ranks"
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """A figure beside its target.
-
-    Attributes
-    ----------
-    what : str
-        The case and its precision, or the tests.
-    found : str
-        The measured figure; empty if there is none.
-    """
+class Verdict(NamedTuple):
+    """A figure beside its target."""
 
     figure: str
-    what: str
+    what: str  # the case and its precision, or the tests
     target: str
-    found: str
+    found: str  # the measured figure; empty if there is none
     verdict: str
 
 
@@ -155,7 +137,7 @@ def _lines_of(device: str, pieces: Pieces, names: Sequence[str]) -> list[str]:
         f"# Measurements on {device}",
         "",
         *([] if MEANT_FOR in device else [f"The targets are meant for an {MEANT_FOR}.", ""]),
-        *_section("Targets", _table(("figure", "of", "target", "measured", "verdict"), _cells(pieces))),
+        *_section("Targets", _table(("figure", "of", "target", "measured", "verdict"), verdicts_of(pieces))),
         *_section("Training", _table(TRAINING, _cells_of(training, TRAINING)) + _errors(training)),
         *_section("Kernels", _table(KERNELS, _cells_of(_rows(pieces, "one_pass"), KERNELS))),
         *_section("Matrix products", _table(PRODUCTS, _cells_of(_rows(pieces, "products"), PRODUCTS))),
@@ -206,15 +188,11 @@ def _figure(key: str, form: str, unit: float = 1.0) -> Callable[[Row], str]:
     return lambda row: form.format(row[key] / unit) if key in row else ""
 
 
-def _ratio(row: Row) -> str:
-    return f"{row['ratio']:.2f} ({row['ratio_min']:.2f}-{row['ratio_max']:.2f})" if "ratio" in row else ""
-
-
 TRAINING: Mapping[str, Callable[[Row], str]] = {
     "network": lambda row: f"{row['case']}, batch {row['batch_size']}, {row['precision']}",
     "samples/s": _figure("our_samples_per_second", "{:,.0f}"),
     "eager": _figure("their_samples_per_second", "{:,.0f}"),
-    "ratio": _ratio,
+    "ratio": lambda row: spread(row) if "ratio" in row else "",
     "ratio without graphs": _figure("ratio_plain", "{:.2f}"),
     "over compiled": _figure("ratio_compiled", "{:.2f}"),
     "share of products": _figure("products_share", "{:.0%}"),
@@ -233,10 +211,6 @@ PRODUCTS: Mapping[str, Callable[[Row], str]] = {
     "TFLOP/s": lambda row: f"{row['tflop_per_s']:.1f}",
     "torch.matmul": lambda row: f"{row['torch_tflop_per_s']:.1f}",
 }
-
-
-def _cells(pieces: Pieces) -> list[Sequence[str]]:
-    return [(one.figure, one.what, one.target, one.found, one.verdict) for one in verdicts_of(pieces)]
 
 
 def _cells_of(rows: Iterable[Row], columns: Mapping[str, Callable[[Row], str]]) -> list[Sequence[str]]:

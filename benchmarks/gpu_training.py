@@ -23,17 +23,15 @@ from typing import Any, Literal
 
 import numpy as np
 from rich.console import Console
-from rich.table import Table
 
 from benchmarks.cases import GPU_CASES, Case, our_run, torch_model, torch_run
-from benchmarks.gpu_kernels import RESULTS, device_facts
+from benchmarks.gpu_kernels import RESULTS, cupy_or_exit, device_facts
 from benchmarks.gpu_report import TRAINING, draw_if_possible
 from benchmarks.harness import alternate, seconds_of
 from benchmarks.limits import products_of, torch_products_of
+from benchmarks.tables import Sheet
 from hybridnn import DeviceOptions, ProcessGrid
-from hybridnn.errors import EnvironmentProblem
 from hybridnn.gpu.cupy_kernels import cupy_kernels
-from hybridnn.gpu.cupy_loading import load_cupy
 from hybridnn.nn.kernels import NUMPY, Kernels
 
 PAIRS = 5
@@ -50,19 +48,11 @@ Run = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Machine:
-    """The measured device.
+    """The measured device."""
 
-    Attributes
-    ----------
-    name : {"gpu", "cpu"}
-    torch_name : str
-        Its name in PyTorch.
-    cupy : module or None
-    """
-
-    name: str
-    torch_name: str
-    cupy: Any
+    name: str  # one of "gpu", "cpu"
+    torch_name: str  # its name in PyTorch
+    cupy: Any  # None on the CPU
 
     def waits(self, run: Run) -> Run:
         """The run, followed by a wait for the device."""
@@ -152,14 +142,6 @@ def measure(case: Case, machine: Machine, precision: str) -> Iterator[tuple[str,
     yield "compiled", beside_compiled
 
 
-def show(found: dict[str, Any]) -> None:
-    """Print the table."""
-    table = Table(*TRAINING, title=f"{found['device']}: SGD with momentum beside PyTorch {found['torch']}")
-    for row in found["training"]:
-        table.add_row(*(cell(row) for cell in TRAINING.values()))
-    Console(width=150).print(table)
-
-
 def main() -> None:
     """Measure, print and write the results."""
     import torch
@@ -171,11 +153,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=RESULTS / f"{date.today().isoformat()}-gpu-training.json")
     parser.add_argument("--no-chart", action="store_true")
     arguments = parser.parse_args()
-    try:
-        cupy = load_cupy() if arguments.device == "gpu" else None
-    except EnvironmentProblem as problem:
-        print(problem, file=sys.stderr)
-        sys.exit(problem.exit_code)
+    cupy = cupy_or_exit() if arguments.device == "gpu" else None
     machine = Machine(arguments.device, "cpu" if cupy is None else "cuda", cupy)
     facts = {"device": "CPU"} if cupy is None else device_facts(cupy)
     cases = [case for case in GPU_CASES if not arguments.case or any(word in case.name for word in arguments.case)]
@@ -185,11 +163,12 @@ def main() -> None:
     for precision in arguments.precision or PRECISIONS:
         for case in cases:
             if precision == PRECISIONS[0] or (max(case.sizes) >= LARGE and cupy is not None):
-                rows.append({"case": case.name, "batch_size": case.batch_size, "precision": precision})
+                rows.append({**case.about, "precision": precision})
                 for name, part in measure(case, machine, precision):
                     _add(rows[-1], name, part)
                     arguments.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    show(found)
+    title = f"{found['device']}: SGD with momentum beside PyTorch {found['torch']}"
+    Sheet(title, TRAINING, "case").show(rows, Console(width=150))
     if not arguments.no_chart:
         figures = {"gpu": rows, "machine": found["device"], "date": found["date"]}
         draw_if_possible(figures, {"gpu": "one GPU, over PyTorch eager"}, arguments.json.with_suffix(".png"))

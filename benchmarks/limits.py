@@ -163,6 +163,6 @@ def update_bytes(case: Case, gradients: int = 1) -> int:
     """Bytes that SGD with momentum reads and writes in a step, over all ranks.
 
     The weights and the velocity are read and written, and `gradients` gradients are read: one per rank if ranks sum
-    them in the update. Without gradients the products have written the velocity, which is then only read.
+    them in the update.
     """
-    return (4 + gradients if gradients else 3) * 4 * case.parameters
+    return (4 + gradients) * 4 * case.parameters

@@ -64,12 +64,9 @@ def _trains(module: ModuleType, program: str, way: str) -> Callable[[Case], Any]
     """A function that makes and trains a network, and returns the objects to keep until memory has been measured."""
 
     def train(case: Case) -> Any:
-        if program == "ours":
-            trainer, run = module.our_program(case, way)
-        else:
-            trainer, run = None, module.torch_program(case, way)
-        run()
-        return trainer, run
+        made = module.our_program(case, way) if program == "ours" else (None, module.torch_program(case, way))
+        made[1]()
+        return made
 
     return train
 

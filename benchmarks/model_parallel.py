@@ -19,12 +19,10 @@ def our_program(case: Case, way: str) -> tuple[Trainer, Run]:
 
 
 def torch_program(case: Case, way: str = "") -> Run:
-    """A function that makes one timed run in PyTorch, whose layers are always split in the same way."""
-    return torch_run(case, split_torch_model(case))
+    """A function that makes one timed run in PyTorch, whose layers are always split as its documentation recommends.
 
-
-def split_torch_model(case: Case) -> Any:
-    """The network in PyTorch with layers split alternately by outputs and inputs, as its documentation recommends."""
+    They are split alternately by outputs and inputs.
+    """
     import torch
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -34,7 +32,7 @@ def split_torch_model(case: Case) -> Any:
     # A last layer without a partner is not split.
     pairs = list(zip(layers[::2], layers[1::2], strict=False))
     plan = {first: ColwiseParallel() for first, _ in pairs} | {second: RowwiseParallel() for _, second in pairs}
-    return parallelize_module(model, mesh, plan)
+    return torch_run(case, parallelize_module(model, mesh, plan))
 
 
 def measure(case: Case, split: str, pairs: int) -> dict[str, Any]:

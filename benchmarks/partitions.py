@@ -39,8 +39,7 @@ def measure(case: Case, method: str, pairs: int) -> dict[str, Any]:
     seconds = in_turn(runs, ROUNDS, WORLD.Barrier)
     best = WORLD.bcast(min(seconds, key=lambda first: median(seconds[first])))
     return {
-        "case": case.name,
-        "batch_size": case.batch_size,
+        **case.about,
         "way": method,
         "microbatches": layout.microbatches,
         "layers": list(layout.layers),

@@ -15,7 +15,7 @@ from benchmarks.limits import compare_with_limits, copy_bandwidth
 from benchmarks.ranks import WORLD, gloo, print_row
 from hybridnn import MLP, ProcessGrid, Trainer
 from hybridnn.comm.recorder import Recorder
-from hybridnn.cost.prediction.times import compile_layout, run, seconds_per_added_minibatch
+from hybridnn.cost.prediction.times import MessageTimes, compile_layout, run, seconds_per_added_minibatch
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.partition import LayerSeconds, layer_timer, time_layers
 from hybridnn.pipeline.schedules.instructions import ALL_MICROBATCHES, Instruction
@@ -99,11 +99,9 @@ class PassTimes:
         seconds: list[float] = getattr(self, kind, [0.0] * len(self.forward))
         return seconds[stage]
 
-    def message(self, message: object) -> float:
-        """Time of a message."""
-        return 0.0
-
-    link = message
+    def message(self, message: object) -> MessageTimes:
+        """No time for messages."""
+        return MessageTimes()
 
     def barrier_seconds(self) -> float:
         """Time of a barrier."""
@@ -138,8 +136,7 @@ def measure(case: Case, method: str, pairs: int) -> dict[str, Any]:
     comparison = alternate(ours, torch_program(case, method), pairs, WORLD.Barrier)
     merged = alternate(ours, one_by_one, pairs, WORLD.Barrier)
     return {
-        "case": case.name,
-        "batch_size": case.batch_size,
+        **case.about,
         "way": method,
         "layers": list(case.stages),
         "microbatches": MICROBATCHES,
@@ -157,12 +154,15 @@ def methods_in_turn(pairs: int) -> list[dict[str, Any]]:
     backward = sum(layer.backward_seconds for layer in profile)
     # Kang 2019, Table 1.
     formulas = {method: minibatch_time(method, WORLD.size, forward, backward) for method in KANG_METHODS}
-    programs = {method: piped_run(BALANCED, _options(method), Recorder(1 << 16)) for method in METHODS}
+    programs = {}
+    for method in METHODS:
+        microbatches = MICROBATCHES_OF_METHODS if method in ("gpipe", "1f1b", "zb-h1") else None
+        options = {"method": method, "microbatches": microbatches, "barriers": method in ("ddg", "fr")}
+        programs[method] = piped_run(BALANCED, options, Recorder(1 << 16))
     seconds = in_turn({method: run for method, (_, run) in programs.items()}, pairs, WORLD.Barrier)
     return [
         {
-            "case": BALANCED.name,
-            "batch_size": BALANCED.batch_size,
+            **BALANCED.about,
             "way": method,
             "step_seconds": median(seconds[method]) / BALANCED.steps,
             "over_sequential": median(a / b for a, b in zip(seconds["sequential"], seconds[method], strict=True)),
@@ -171,11 +171,6 @@ def methods_in_turn(pairs: int) -> list[dict[str, Any]]:
         }
         for method, (trainer, _) in programs.items()
     ]
-
-
-def _options(method: str) -> dict[str, Any]:
-    microbatches = MICROBATCHES_OF_METHODS if method in ("gpipe", "1f1b", "zb-h1") else None
-    return {"method": method, "microbatches": microbatches, "barriers": method in ("ddg", "fr")}
 
 
 def _shares(trainer: Trainer) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from statistics import median
 from typing import Any
 
@@ -11,6 +10,7 @@ from mpi4py import MPI
 from benchmarks.cases import CASES, Case, our_run, sklearn_run, torch_model, torch_run
 from benchmarks.harness import Run, alternate, read_choice
 from benchmarks.limits import compare_with_limits
+from benchmarks.ranks import print_row
 from hybridnn import ProcessGrid, Trainer
 
 PAIRS_SKLEARN = 3
@@ -49,8 +49,7 @@ def measure(case: Case, pairs: int) -> dict[str, Any]:
     trainer, ours = our_program(case)
     comparison = alternate(ours, torch_program(case), pairs)
     return {
-        "case": case.name,
-        "batch_size": case.batch_size,
+        **case.about,
         **comparison.summary(case.batch_size * case.steps),
         **compare_with_others(case, ours, pairs),
         **compare_with_limits(case, ours, pairs, MPI.COMM_SELF),
@@ -65,7 +64,7 @@ def main() -> None:
     torch.set_num_threads(1)
     choice = read_choice()
     for case in choice.among(CASES):
-        print(json.dumps(measure(case, choice.pairs)), flush=True)
+        print_row(measure(case, choice.pairs))
 
 
 if __name__ == "__main__":

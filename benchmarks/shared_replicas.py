@@ -27,8 +27,7 @@ def measure(case: Case, pairs: int) -> dict[str, Any]:
     }
     seconds = in_turn(runs, pairs, idle_barrier)
     return {
-        "case": case.name,
-        "batch_size": case.batch_size,
+        **case.about,
         "ranks": WORLD.size,
         "ms_per_step": {name: 1e3 * median(taken) / case.steps for name, taken in seconds.items()},
         **Comparison(seconds[SHARED], seconds[ONE]).spread(),

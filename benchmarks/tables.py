@@ -29,7 +29,7 @@ class Sheet:
         """Print the rows of this table, if there are any."""
         table = Table(title=self.title, title_justify="left")
         for heading in self.columns:
-            table.add_column(heading, justify="left" if heading == "network" else "right")
+            table.add_column(heading, justify="left" if heading in ("network", "kernel", "product") else "right")
         for row in rows:
             if self.needs in row:
                 table.add_row(*(cell(row) for cell in self.columns.values()))
@@ -41,7 +41,8 @@ def _network(row: Row) -> str:
     return f"{row['case']}, batch {row['batch_size']}"
 
 
-def _spread(row: Row) -> str:
+def spread(row: Row) -> str:
+    """A ratio with its extremes."""
     return f"{row['ratio']:.2f} ({row['ratio_min']:.2f}-{row['ratio_max']:.2f})"
 
 
@@ -49,7 +50,7 @@ def _speed(peer: str) -> Columns:
     return {
         "samples/s": lambda row: f"{row['our_samples_per_second']:,.0f}",
         peer: lambda row: f"{row['their_samples_per_second']:,.0f}",
-        "ratio": _spread,
+        "ratio": spread,
     }
 
 
@@ -139,7 +140,7 @@ PARTITION = Sheet(
         "microbatches": lambda row: str(row["microbatches"]),
         "layers": lambda row: "+".join(map(str, row["layers"])),
         "best": lambda row: "+".join(map(str, row["best_layers"])),
-        "speed over the best": _spread,
+        "speed over the best": spread,
     },
     "best_layers",
 )
@@ -151,9 +152,9 @@ SHARED = Sheet(
         "one rank, ms": lambda row: f"{row['ms_per_step']['one']:.2f}",
         "own, ms": lambda row: f"{row['ms_per_step']['own']:.2f}",
         "shared, ms": lambda row: f"{row['ms_per_step']['shared']:.2f}",
-        "own over one": lambda row: _spread(row["own_over_one"]),
-        "shared over one": _spread,
-        "shared over own": lambda row: _spread(row["shared_over_own"]),
+        "own over one": lambda row: spread(row["own_over_one"]),
+        "shared over one": spread,
+        "shared over own": lambda row: spread(row["shared_over_own"]),
     },
     "ratio",
 )

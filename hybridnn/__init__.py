@@ -91,7 +91,7 @@ def _leave() -> None:
 
 atexit.register(_leave)
 set_rank_settings(os.environ)
-register_single_rank(lambda: import_module("hybridnn.in_process.runner").one_rank())
+register_single_rank(lambda: import_module("hybridnn.in_process").one_rank())
 
 
 def __getattr__(name: str) -> Any:

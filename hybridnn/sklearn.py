@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import KW_ONLY, dataclass
 from math import inf
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import log_softmax, softmax
 
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.mpi import is_child
@@ -48,26 +48,18 @@ except ImportError as error:
 __all__ = ["MLPClassifier", "MLPRegressor"]
 
 Array = NDArray[Any]
+Trained = tuple[dict[str, Array], list[EpochRecord], bool]  # weights, records of the epochs, and whether it was ended
 SOLVERS: Mapping[str, Callable[..., Optimizer]] = MappingProxyType(
     {"sgd": SGD, "adam": Adam, "adamw": AdamW, "rmsprop": RMSprop}
 )
 LARGEST_AUTO_BATCH = 200
+SAMPLES = {"accept_sparse": "csr", "dtype": (np.float64, np.float32)}  # those that `validate_data` passes
 
 KEPT_FOR_PARTIAL_FIT = (
     *("solver", "momentum", "nesterovs_momentum", "weight_decay", "batch_size", "shuffle", "clip_norm"),
     *("batch", "model", "pipeline", "method", "microbatches"),
 )
 """Parameters with which a trainer is made. Between two calls of `partial_fit` another value makes a new one."""
-
-
-@dataclass(frozen=True)
-class _Trained:
-    """What a training leaves: global arrays, and the values of its epochs."""
-
-    weights: dict[str, Array]
-    losses: list[float]
-    scores: list[float]  # on the validation part, where there is one
-    stopped: bool
 
 
 class _Stopping(EarlyStopping):
@@ -92,72 +84,52 @@ ADVICE = {
 }
 
 
+@with_advice(ADVICE)
+@dataclass(eq=False, repr=False)
 class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Parameters and training of both estimators."""
 
-    @with_advice(ADVICE)
-    def __init__(
-        self,
-        hidden_layer_sizes: Sequence[int] = (100,),
-        activation: str = "relu",
-        *,
-        solver: str = "adam",
-        learning_rate_init: float = 0.001,
-        momentum: float = 0.9,
-        nesterovs_momentum: bool = True,
-        weight_decay: float = 0.0,
-        batch_size: int | str = "auto",
-        max_iter: int = 200,
-        shuffle: bool = True,
-        random_state: Any = None,
-        tol: float = 1e-4,
-        n_iter_no_change: int = 10,
-        early_stopping: bool = False,
-        validation_fraction: float = 0.1,
-        residual: bool = False,
-        clip_norm: float | None = None,
-        verbose: bool = False,
-        ranks: int | None = None,
-        batch: int | None = None,
-        model: int = 1,
-        pipeline: int = 1,
-        method: str = "1f1b",
-        microbatches: int | None = None,
-    ) -> None:
-        self.hidden_layer_sizes = hidden_layer_sizes
-        self.activation = activation
-        self.solver = solver
-        self.learning_rate_init = learning_rate_init
-        self.momentum = momentum
-        self.nesterovs_momentum = nesterovs_momentum
-        self.weight_decay = weight_decay
-        self.batch_size = batch_size
-        self.max_iter = max_iter
-        self.shuffle = shuffle
-        self.random_state = random_state
-        self.tol = tol
-        self.n_iter_no_change = n_iter_no_change
-        self.early_stopping = early_stopping
-        self.validation_fraction = validation_fraction
-        self.residual = residual
-        self.clip_norm = clip_norm
-        self.verbose = verbose
-        self.ranks = ranks
-        self.batch = batch
-        self.model = model
-        self.pipeline = pipeline
-        self.method = method
-        self.microbatches = microbatches
+    hidden_layer_sizes: Sequence[int] = (100,)
+    activation: str = "relu"
+    _: KW_ONLY
+    solver: str = "adam"
+    learning_rate_init: float = 0.001
+    momentum: float = 0.9
+    nesterovs_momentum: bool = True
+    weight_decay: float = 0.0
+    batch_size: int | str = "auto"
+    max_iter: int = 200
+    shuffle: bool = True
+    random_state: Any = None
+    tol: float = 1e-4
+    n_iter_no_change: int = 10
+    early_stopping: bool = False
+    validation_fraction: float = 0.1
+    residual: bool = False
+    clip_norm: float | None = None
+    verbose: bool = False
+    ranks: int | None = None
+    batch: int | None = None
+    model: int = 1
+    pipeline: int = 1
+    method: str = "1f1b"
+    microbatches: int | None = None
+
+    # without annotations, which would make them parameters
+    _score_of_epochs = "validation_r2"
+    _trainer = cast("Trainer | None", None)
 
     @abstractmethod
     def _encoded(self, y: Array) -> Array:
         """Targets as the network takes them; sets what `predict` needs to know of them."""
 
+    @abstractmethod
+    def _encoded_again(self, y: Array) -> Array:
+        """The same after the first call of `partial_fit`."""
+
     @property
     @abstractmethod
     def _outputs_of_network(self) -> int: ...
-
-    _score_of_epochs = "validation_r2"
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train a network from new initial weights.
@@ -185,10 +157,10 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             parts = train_test_split(X, y, test_size=self.validation_fraction, random_state=seed, stratify=stratify)
             X, validation = parts[0], (parts[1], parts[3])
             y = parts[2]
-        trained = self._train(X, y, seed, self.max_iter, validation)
-        self._keep(trained, reset=True)
+        weights, records, was_ended = self._train(X, y, seed, self.max_iter, validation)
+        self._keep(weights, records, reset=True)
         # Processes of a pool leave the warning to the one that reports their scores, and ranks to the first.
-        if not trained.stopped and not is_child() and (self._trainer is None or self._trainer.grid.rank == 0):
+        if not was_ended and not is_child() and (self._trainer is None or self._trainer.grid.rank == 0):
             warn_caller(f"the training did not converge in max_iter={self.max_iter} epochs", ConvergenceWarning)
         return self
 
@@ -196,11 +168,9 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         is_first = not hasattr(self, "weights_")
         X, y = self._prepared(X, y, encode_first if is_first else self._encoded_again, is_first=is_first)
         seed = self._seed() if is_first else 0
-        self._keep(self._train(X, y, seed, 1, None, is_first=is_first), reset=is_first)
+        weights, records, _ = self._train(X, y, seed, 1, None, is_first=is_first)
+        self._keep(weights, records, reset=is_first)
         return self
-
-    def _encoded_again(self, y: Array) -> Array:
-        return y
 
     def _prepared(self, X: Any, y: Any, encode: Callable[[Array], Array], *, is_first: bool) -> tuple[Array, Array]:
         """Validated samples and encoded targets; under a launcher, the same on every rank, or an error on all."""
@@ -228,12 +198,10 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         if self.batch_size != "auto":
             require_whole("batch_size", self.batch_size, 1)
         require_number("tol", self.tol, at_least=0)
-        numeric = self._score_of_epochs != "validation_accuracy"
-        floats = (np.float64, np.float32)
         require_unmasked(X, "X")
         require_unmasked(y, "y")
-        how = {"accept_sparse": "csr", "multi_output": True, "y_numeric": numeric, "reset": reset}
-        X, y = validate_data(self, X, y, dtype=floats, **how)
+        how = {**SAMPLES, "multi_output": True, "y_numeric": not isinstance(self, ClassifierMixin), "reset": reset}
+        X, y = validate_data(self, X, y, **how)
         return X, y
 
     def _require_fitted_network(self) -> None:
@@ -282,7 +250,7 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             initial_weights=weights,
         )
 
-    def _train(self, X: Array, y: Array, seed: int, epochs: int, validation: Any, *, is_first: bool = True) -> _Trained:
+    def _train(self, X: Array, y: Array, seed: int, epochs: int, validation: Any, *, is_first: bool = True) -> Trained:
         """Train on the ranks of this process, or on those of the job.
 
         A trainer of the job's ranks is kept for `partial_fit`, with the state of its optimizer.
@@ -292,14 +260,14 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         if self.ranks is not None:
             weights = None if is_first else self.weights_
 
-            def on_rank(_: Any) -> _Trained:
+            def on_rank(_: Any) -> Trained:
                 trainer = self._make_trainer(X, seed, weights)
                 try:
                     return self._fit_on(trainer, X, y, epochs, validation)
                 finally:
                     trainer.free()
 
-            trained: _Trained = run_ranks(self.ranks, on_rank).results[0]
+            trained: Trained = run_ranks(self.ranks, on_rank).results[0]
             return trained
         made_with = [getattr(self, name) for name in KEPT_FOR_PARTIAL_FIT]
         if getattr(self, "_made_with", None) != made_with:
@@ -316,26 +284,23 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             self._trainer = None  # goes on from `weights_`; not freed, which is collective
             raise
 
-    def _fit_on(self, trainer: Trainer, X: Array, y: Array, epochs: int, validation: Any) -> _Trained:
-        if validation is not None:
-            stopping = _Stopping(self._score_of_epochs, self.n_iter_no_change, self.tol)
-        else:
-            stopping = _Stopping("train_loss", self.n_iter_no_change, self.tol, restore_best_weights=False)
-        before = len(trainer.history.epochs)
-        how: dict[str, Any] = {"validation": validation, "callbacks": [stopping], "progress": bool(self.verbose)}
-        records = trainer.fit(X, y, epochs=epochs, **how).epochs[before:]
-        scores = [record.metric for record in records if record.metric is not None]
-        return _Trained(
-            trainer.weights(), [record.train_loss for record in records], scores, stopping.stopped_epoch > 0
-        )
+    def _fit_on(self, trainer: Trainer, X: Array, y: Array, epochs: int, validation: Any) -> Trained:
+        is_validated = validation is not None
+        monitor = self._score_of_epochs if is_validated else "train_loss"
+        stopping = _Stopping(monitor, self.n_iter_no_change, self.tol, restore_best_weights=is_validated)
+        before, show = len(trainer.history.epochs), bool(self.verbose)
+        history = trainer.fit(X, y, epochs=epochs, validation=validation, callbacks=[stopping], progress=show)
+        return trainer.weights(), history.epochs[before:], stopping.stopped_epoch > 0
 
-    def _keep(self, trained: _Trained, *, reset: bool) -> None:
-        self.weights_ = trained.weights
-        self.loss_curve_: list[float] = trained.losses if reset else self.loss_curve_ + trained.losses
+    def _keep(self, weights: dict[str, Array], records: Sequence[EpochRecord], *, reset: bool) -> None:
+        self.weights_ = weights
+        losses = [record.train_loss for record in records]
+        self.loss_curve_: list[float] = losses if reset else self.loss_curve_ + losses
         self.loss_ = self.loss_curve_[-1]
         self.n_iter_ = len(self.loss_curve_)
-        if trained.scores:
-            self.validation_scores_ = trained.scores
+        scores = [record.metric for record in records if record.metric is not None]
+        if scores:
+            self.validation_scores_ = scores
 
     def __sklearn_is_fitted__(self) -> bool:
         """Whether there are weights: a training that fails sets other attributes."""
@@ -357,7 +322,7 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         """Outputs of the network, computed by this process alone."""
         check_is_fitted(self)
         require_unmasked(X, "X")
-        X = validate_data(self, X, accept_sparse="csr", dtype=(np.float64, np.float32), reset=False)
+        X = validate_data(self, X, **SAMPLES, reset=False)
         dtype = self.coefs_[0].dtype
 
         def predict(_: Any) -> Array:
@@ -376,8 +341,6 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
-
-    _trainer: Trainer | None = None
 
     def _drop_trainer(self) -> None:
         if self._trainer is not None:
@@ -467,12 +430,6 @@ class MLPClassifier(ClassifierMixin, _MLP):  # type: ignore[misc]
         self.classes_, labels = np.unique(column_or_1d(y, warn=True), return_inverse=True)
         return np.asarray(labels, np.int64)
 
-    def _encoded_among(self, y: Array, classes: Any) -> Array:
-        if classes is None:
-            raise ValueError("classes must be passed on the first call to partial_fit")
-        self.classes_ = np.unique(classes)
-        return self._encoded_again(y)
-
     def _encoded_again(self, y: Array) -> Array:
         check_classification_targets(y)
         y = column_or_1d(y, warn=True)
@@ -504,7 +461,14 @@ class MLPClassifier(ClassifierMixin, _MLP):  # type: ignore[misc]
             If the data cannot be used, have other classes, the first call has no `classes`, or a parameter of the
             network was changed.
         """
-        return self._partial_fit(X, y, partial(self._encoded_among, classes=classes))
+
+        def encoded(y: Array) -> Array:
+            if classes is None:
+                raise ValueError("classes must be passed on the first call to partial_fit")
+            self.classes_ = np.unique(classes)
+            return self._encoded_again(y)
+
+        return self._partial_fit(X, y, encoded)
 
     def predict(self, X: Any) -> Array:
         """Class of every sample, shape (samples,)."""
@@ -514,15 +478,11 @@ class MLPClassifier(ClassifierMixin, _MLP):  # type: ignore[misc]
 
     def predict_proba(self, X: Any) -> Array:
         """Probability of every class, shape (samples, classes), in the order of `classes_`."""
-        from scipy.special import softmax
-
         probabilities: Array = softmax(self._outputs(X), axis=1)
         return probabilities
 
     def predict_log_proba(self, X: Any) -> Array:
         """Logarithm of `predict_proba`."""
-        from scipy.special import log_softmax
-
         logarithms: Array = log_softmax(self._outputs(X), axis=1)
         return logarithms
 

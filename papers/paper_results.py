@@ -128,7 +128,7 @@ def _put(folder: Path, title: str, pages: Path, without: AbstractSet[str]) -> No
 
 def write_verdicts(pages: Path) -> None:
     """Decide the statements of all studies by their records, and write the verdicts and their numbers in the pages."""
-    from hybridnn.study.report_files import write_csv
+    from hybridnn.study.report import write_csv
 
     rows = list(verdict_rows(pages))
     if rows:

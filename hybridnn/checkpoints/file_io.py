@@ -52,11 +52,6 @@ class Rectangle:
         """Elements of the block."""
         return self.height * int(self.columns.stop - self.columns.start)
 
-    @property
-    def is_first(self) -> bool:
-        """Whether the block has the first element of the matrix."""
-        return self.size > 0 and self.rows.start == 0 and self.columns.start == 0
-
     def spans(self, block: NDArray[Any]) -> Iterator[tuple[int, memoryview]]:
         """The contiguous parts of the block in the file: first byte, from the start of the matrix, and memory.
 
@@ -94,7 +89,7 @@ def write_rectangle(path: Path, block: NDArray[Any], rectangle: Rectangle, heade
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        if rectangle.is_first:
+        if rectangle.size and rectangle.rows.start == rectangle.columns.start == 0:
             _write_all(descriptor, memoryview(header), 0)
         for offset, memory in rectangle.spans(block):
             _write_all(descriptor, memory, len(header) + offset)

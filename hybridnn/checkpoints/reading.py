@@ -13,8 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.checkpoints.file_io import Rectangle, file_sha256, read_npy_header, read_rectangle
-from hybridnn.checkpoints.folder import checkpoint_folders, step_of
-from hybridnn.checkpoints.manifest import MANIFEST, SUMS, ArrayEntry, Manifest, parse_manifest
+from hybridnn.checkpoints.folder import (
+    MANIFEST,
+    SUMS,
+    ArrayEntry,
+    Manifest,
+    checkpoint_folders,
+    parse_manifest,
+    step_of,
+)
 from hybridnn.checkpoints.shards import ArrayShard, assign_files, local_shards
 from hybridnn.comm.agreement import agree, broadcast_text, gather_texts
 from hybridnn.comm.group import Group

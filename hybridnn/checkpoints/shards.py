@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.checkpoints.file_io import Rectangle
-from hybridnn.checkpoints.manifest import array_name
+from hybridnn.checkpoints.folder import array_name
 from hybridnn.comm.blocks import block_bounds
 from hybridnn.nn.kernels import Array, Kernels
 from hybridnn.nn.mlp import MLP

@@ -19,7 +19,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from pathlib import Path
 from threading import Thread
@@ -38,11 +38,20 @@ from hybridnn.checkpoints.file_io import (
     nodes_without,
     npy_header,
     sync,
-    write_file,
     write_rectangle,
 )
-from hybridnn.checkpoints.folder import clean, partial_folder, prune, publish, step_folder
-from hybridnn.checkpoints.manifest import FORMAT_VERSION, MANIFEST, SUMS, ArrayEntry, Manifest, Origin
+from hybridnn.checkpoints.folder import (
+    FORMAT_VERSION,
+    ArrayEntry,
+    Manifest,
+    Origin,
+    clean,
+    hidden,
+    prune,
+    publish,
+    step_folder,
+    write_manifest,
+)
 from hybridnn.checkpoints.shards import (
     ArrayShard,
     WriteAssignment,
@@ -67,8 +76,6 @@ from hybridnn.utils.checks import require_whole
 Job = Callable[[], None]
 
 POLL_SECONDS = 0.001  # interval of polling while a rank waits for the background work
-
-SHA256_BYTES = 32
 
 
 class CollectivePhases:
@@ -130,10 +137,10 @@ class CollectivePhases:
 
 @dataclass(frozen=True)
 class ArrayFiles:
-    """The ``.npy`` files of a checkpoint: global shape of every array by its name, and the dtype of all."""
+    """The ``.npy`` files of a checkpoint."""
 
-    shapes: dict[str, tuple[int, ...]]
-    dtype: np.dtype[Any]
+    shapes: dict[str, tuple[int, ...]]  # global shape of every array by its name
+    dtype: np.dtype[Any]  # of all
 
     @cached_property
     def headers(self) -> dict[str, bytes]:
@@ -168,23 +175,22 @@ class PendingCheckpoint:
     to_hash: list[tuple[str, NDArray[Any]]] = field(default_factory=list)
 
     @property
-    def partial(self) -> Path:
-        """Temporary folder."""
-        return partial_folder(self.folder, self.progress.step)
-
-    @property
     def finished(self) -> Path:
         """Folder of the finished checkpoint."""
         return step_folder(self.folder, self.progress.step)
+
+    @property
+    def partial(self) -> Path:
+        """Temporary folder in which it is written."""
+        return hidden(self.finished, "partial")
 
     def require_space(self) -> None:
         """Raise an error if the disk is too full already; it may still become full later."""
         usage = shutil.disk_usage(nearest_existing(self.folder))
         needed = sum(map(self.files.nbytes, self.files.shapes))
         if usage.total and usage.free < needed:  # some file systems report a total of 0
-            raise OSError(
-                errno.ENOSPC, f"No space left on device: {needed:,} bytes are needed, {usage.free:,} are free"
-            )
+            space = f"{needed:,} bytes are needed, {usage.free:,} are free"
+            raise OSError(errno.ENOSPC, f"No space left on device: {space}")
 
     def write(self) -> None:
         """Write this rank's regions of the arrays."""
@@ -202,12 +208,12 @@ class PendingCheckpoint:
         for name, elements in self.to_hash:
             digest = hashlib.sha256(self.files.headers[name])
             digest.update(np.ascontiguousarray(elements).data)
-            self._set_sha256(name, digest.digest())
+            self.buffer[self.files.rows[name]] = np.frombuffer(digest.digest(), np.uint8)
 
     def hash_files(self, names: Sequence[str]) -> None:
         """Read again and hash files that several ranks have written."""
         for name in names:
-            self._set_sha256(name, file_sha256(self._path(name)))
+            self.buffer[self.files.rows[name]] = np.frombuffer(file_sha256(self._path(name)), np.uint8)
 
     def publish(self) -> None:
         """Check the sizes, write the manifest and rename the folder; on one rank, when all hashes are combined."""
@@ -226,18 +232,11 @@ class PendingCheckpoint:
             slots=self.slots,
             arrays=arrays,
         )
-        text = (manifest.model_dump_json(indent=2) + "\n").encode()
-        hashes = {name: entry.sha256 for name, entry in arrays.items()}
-        hashes[MANIFEST] = hashlib.sha256(text).hexdigest()
-        write_file(self.partial / MANIFEST, text)
-        write_file(self.partial / SUMS, "".join(f"{sha}  {name}\n" for name, sha in hashes.items()).encode())
+        write_manifest(self.partial, manifest)
         publish(self.partial, self.finished)
 
     def _path(self, name: str) -> Path:
         return self.partial / f"{name}.npy"
-
-    def _set_sha256(self, name: str, digest: bytes) -> None:
-        self.buffer[self.files.rows[name]] = np.frombuffer(digest, np.uint8)
 
 
 def origin_of(trainer: Trainer, data: str, settings: Mapping[str, str] | None = None) -> Origin:
@@ -380,9 +379,6 @@ class CheckpointWriter:
             if not self._syncs_late:
                 pending.sync()
 
-        def hash_files() -> None:
-            pending.hash_files(self._files_to_hash)
-
         def publish() -> None:
             if self.history is not None:
                 sync(self.history)
@@ -395,6 +391,7 @@ class CheckpointWriter:
                 reason = f"is written, but an older one cannot be removed: {error.strerror}"
                 raise EnvironmentProblem(f"checkpoint {pending.finished} {reason}") from error
 
+        hash_files = partial(pending.hash_files, self._files_to_hash)
         phases: list[list[Job]] = [
             [write, pending.hash_arrays],
             [pending.sync, hash_files] if self._syncs_late else [hash_files],
@@ -405,7 +402,7 @@ class CheckpointWriter:
 
     def _snapshot(self, progress: Progress, copies: bool) -> PendingCheckpoint:
         """The current state as a pending checkpoint: with `copies`, or with views of host memory."""
-        buffer = np.zeros((1 + len(self._files.shapes), SHA256_BYTES), np.uint8)
+        buffer = np.zeros((1 + len(self._files.shapes), hashlib.sha256().digest_size), np.uint8)
         pending = PendingCheckpoint(self._folder, self._files, progress, self._origin, self._slots, buffer)
         shards = local_shards(self._chunks, self._states)
         for number, (shard, assignment) in enumerate(zip(shards, self._assignments, strict=True)):
@@ -473,11 +470,11 @@ class CheckpointWriter:
             with contextlib.suppress(OSError):  # it holds older checkpoints
                 self._folder.rmdir()
 
-        def raise_error() -> None:
+        def raise_own_error() -> None:
             if error is not None:
                 raise error
 
-        self._on_all_ranks(f"checkpoint {pending.finished} cannot be written", raise_error)
+        self._on_all_ranks(f"checkpoint {pending.finished} cannot be written", raise_own_error)
 
     def _prepare_folder(self) -> None:
         if self._group.rank == 0:

@@ -45,8 +45,7 @@ from hybridnn.diagnostics.failsafe import (
     running_world,
 )
 from hybridnn.errors import EnvironmentProblem, HybridnnError, SettingError
-from hybridnn.runs.stop_signals import REPEAT_SECONDS
-from hybridnn.utils.connections import host_of, open_connections
+from hybridnn.utils.processes import REPEAT_SECONDS, host_of, open_connections
 from hybridnn.utils.text import MAX_RANKS
 
 LEAD_SECONDS = 0.5
@@ -185,7 +184,7 @@ def on_ranks(in_process: int | None, action: Callable[[], Result]) -> Result:
     """
     if in_process is None:
         return action()
-    from hybridnn.in_process.runner import MOST_RANKS, run_ranks
+    from hybridnn.in_process import MOST_RANKS, run_ranks
 
     if not 1 <= in_process <= MOST_RANKS:
         raise SettingError("--in-process", in_process, f"must be a whole number from 1 to {MOST_RANKS:,}")
@@ -224,7 +223,7 @@ def replace_by_ranks(ranks: int, program: Sequence[str], *, stops_on_signals: bo
     program : sequence of str
         Arguments of the Python interpreter.
     stops_on_signals : bool
-        The ranks end their step and write a checkpoint on the signals of `hybridnn.runs.stop_signals`. ``mpirun`` is
+        The ranks end their step and write a checkpoint on the signals of `hybridnn.runs.callbacks`. ``mpirun`` is
         then a child of this process, which forwards them, and sends one where nothing reads the output any more.
     """
     if launch_rank() is not None:

@@ -219,6 +219,7 @@ def _print_run(run: RunRecord, figures: RunFigures, instructions: Sequence[Instr
 def _print_groups(console: Console, groups: Sequence[ScalingGroup]) -> None:
     """Print the strong-scaling table of each group, with the conditions that distinguish it from the others."""
     from hybridnn.runs.quantities import differing
+    from hybridnn.study.answer import group_warnings
 
     distinguishing = [name for name in differing([group.base.values for group in groups]) if name not in NAMED]
     for group in groups:
@@ -235,7 +236,7 @@ def _print_groups(console: Console, groups: Sequence[ScalingGroup]) -> None:
             end = "" if figures.diverged_at is None else f"; diverged at step {figures.diverged_at}"
             lines.append(f"  {counted(figures.ranks, 'rank')}, {figures.grid}{method}: {figures.verdict.text}{end}")
         console.print(*dict.fromkeys(lines), sep="\n")
-        for warning in group.warnings:
+        for warning in group_warnings(group):
             console.print(f"warning: {warning}", soft_wrap=True)
         console.print()
 
@@ -252,6 +253,8 @@ def _facts(figures: RunFigures) -> dict[str, Any]:
 
 
 def _group_facts(group: ScalingGroup) -> dict[str, Any]:
+    from hybridnn.study.answer import group_warnings
+
     rows = [
         {
             **_facts(cell.figures),
@@ -264,7 +267,7 @@ def _group_facts(group: ScalingGroup) -> dict[str, Any]:
         for cell in point.cells
     ]
     base = group.base.first
-    return {"base": base.folder, "base_ranks": base.ranks, "runs": rows, "warnings": group.warnings}
+    return {"base": base.folder, "base_ranks": base.ranks, "runs": rows, "warnings": group_warnings(group)}
 
 
 def _step_table(figures: RunFigures, instructions: Sequence[InstructionFigures]) -> Table:

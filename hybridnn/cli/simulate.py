@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hybridnn.cost.machine import Machine
-    from hybridnn.cost.simulation import ScalingCurve, SimulatedStep
+    from hybridnn.cost.prediction.predict import ScalingCurve, SimulatedStep
     from hybridnn.drawing.drawing import Drawing
     from hybridnn.pipeline.layout import Layout
 
@@ -78,7 +78,7 @@ def simulate(
         settings, cluster = load_settings(config, overrides or ()), require_machine(machine)
 
         # Only now, so that a wrong setting is reported without waiting for the rest to load.
-        from hybridnn.cost.simulation import scaling_curve, simulate_layout
+        from hybridnn.cost.prediction.predict import scaling_curve, simulate_layout
         from hybridnn.drawing.simulation_picture import draw_simulation
         from hybridnn.runs.workload import layout_from_settings, workload_from_settings
 
@@ -134,7 +134,7 @@ def _print_step(console: Console, step: SimulatedStep, machine: Machine, drawing
 
 def _step_facts(step: SimulatedStep, machine: Machine, drawing: Drawing) -> dict[str, Any]:
     """The figures of a simulation and its drawing, with stages, minibatches and microbatches from 0."""
-    from hybridnn.cost.simulation import mean_activities, stage_activities
+    from hybridnn.cost.prediction.predict import mean_activities, stage_activities
 
     layout = step.layout
     return {
@@ -206,7 +206,7 @@ def _parts(activities: Mapping[str, float]) -> dict[str, float]:
 
 
 def _stage_table(step: SimulatedStep) -> Table:
-    from hybridnn.cost.simulation import mean_activities, stage_activities
+    from hybridnn.cost.prediction.predict import mean_activities, stage_activities
     from hybridnn.drawing.simulation_picture import stages_shown
 
     stages, shown = stage_activities(step), stages_shown(len(step.stages))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -138,7 +137,7 @@ def run(
 
     from hybridnn.cli.study_view import StudyProgress
     from hybridnn.comm.launcher import in_job
-    from hybridnn.study.hardware import require_own_processor
+    from hybridnn.study.cells import require_own_processor
     from hybridnn.study.runner import default_folder, plan_study, run_study
     from hybridnn.study.study_folder import FAILURES
 
@@ -165,7 +164,7 @@ def new(
 ) -> None:
     """Write the file of a study that finds the fastest layout of a training, to edit and run."""
     from hybridnn.config.settings import load_settings
-    from hybridnn.study.layouts import new_study
+    from hybridnn.study.study_file import new_study
 
     load_settings(settings)
     path = out or Path(f"{settings.stem}-layouts.toml")
@@ -223,7 +222,7 @@ def report(
     output_format: OutputFormat = Format.text,
 ) -> None:
     """Write the report of a study's finished cells: tables and plots; exit code 1 where cells failed."""
-    from hybridnn.study.report_files import write_report
+    from hybridnn.study.report import report_facts, write_report
     from hybridnn.study.results import read_results
 
     with first_rank_alone():
@@ -231,7 +230,7 @@ def report(
         place = out or folders[0] / ("report" if len(folders) == 1 else "comparison")
         files = write_report(results, place, pictures.value)
         if output_format is Format.json:
-            write_json(_report_facts(results, files))
+            write_json(report_facts(results) | {"files": [str(path) for path in files]})
         else:
             _print_report(results, files)
         if results.failures:
@@ -240,7 +239,8 @@ def report(
 
 def _print_plan(run: StudyRun, *, commands: bool) -> None:
     """Print a table of the chosen cells with states and prices, or their commands, and what was left out."""
-    from hybridnn.study.hardware import CellPrice, price_cells, price_warnings
+    from hybridnn.study.answer import price_warnings
+    from hybridnn.study.cells import CellPrice, price_cells
 
     numbers = {cell.id: number for number, cell in enumerate(run.plan.cells)}
     missing = [cell for cell in run.chosen if not run.folder.has_ended(cell.id)]
@@ -320,35 +320,10 @@ def _print_submitted(submission: Submission, jobs: Sequence[str], report: str) -
     print(f"script and output in {submission.job_folder}")
 
 
-def _report_facts(results: StudyResults, files: Sequence[Path]) -> dict[str, Any]:
-    """The points, warnings and unfinished cells of a study, and the files of its report."""
-    from hybridnn.study.answer import fastest_layouts
-    from hybridnn.study.report_files import folder_facts, point_facts
-    from hybridnn.study.scaling import baseline_text, warnings_of
-
-    return {
-        "study": results.manifest.name,
-        "reduced": results.manifest.reduced,
-        "paper": results.manifest.paper,
-        "summary": results.findings.summary,
-        "verdicts": results.findings.verdicts,
-        "fastest": [found.facts for found in fastest_layouts(results)],
-        "speed_ups_against": baseline_text(results),
-        "finished_cells": len(results.cells),
-        "unfinished": [{"id": name, **asdict(state)} for name, state in results.unfinished.items()],
-        "diverged": [cell.id for cell in results.cells if cell.diverged],
-        "warnings": warnings_of(results),
-        "points": point_facts(results),
-        "equal_points": folder_facts(results),
-        "files": [str(path) for path in files],
-    }
-
-
 def _print_report(results: StudyResults, files: Sequence[Path]) -> None:
     """Print fastest layouts, the table of points, warnings, unfinished cells with their reasons, and the files."""
-    from hybridnn.study.answer import fastest_layouts
-    from hybridnn.study.report_files import FOLDERS, THREADS, conditions_text, folder_rows, point_rows
-    from hybridnn.study.scaling import warnings_of
+    from hybridnn.study.answer import conditions_text, fastest_layouts, warnings_of
+    from hybridnn.study.report import THREADS, point_rows
 
     if results.findings.summary:
         print(results.findings.summary)
@@ -358,13 +333,11 @@ def _print_report(results: StudyResults, files: Sequence[Path]) -> None:
     threads = {row[THREADS] for row in rows}
     if len(threads) == 1:  # a line in place of a column
         rows = [{title: text for title, text in row.items() if title != THREADS} for row in rows]
-    _print_rows(rows)
+    titles = [title.replace(" ", "\n") for title in rows[0]]
+    print_table(make_console(), new_table((), titles, (tuple(row.values()) for row in rows), show_edge=False))
     if len(threads) == 1:
         print(f"BLAS {THREADS}: {threads.pop()}")
     print(conditions_text(results))
-    if equal := folder_rows(results):
-        _print_rows(equal)
-        print(FOLDERS)
     for lines in results.findings.lines:
         print("\n    ".join(lines))
     for warning in warnings_of(results):
@@ -379,8 +352,3 @@ def _print_report(results: StudyResults, files: Sequence[Path]) -> None:
             print(f"  {status:<11}  {text}")
     for path in files:
         print(path)
-
-
-def _print_rows(rows: Sequence[Mapping[str, str]]) -> None:
-    titles = [title.replace(" ", "\n") for title in rows[0]]
-    print_table(make_console(), new_table((), titles, (tuple(row.values()) for row in rows), show_edge=False))

@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from hybridnn.cli.output import make_console
+from hybridnn.runs.records import crowding_text
 from hybridnn.study.cells import Cell
-from hybridnn.study.hardware import planned_crowding
 from hybridnn.study.runner import CellOutcome, StudyRun, StudyView
 from hybridnn.study.study_folder import FAILURES
 
@@ -43,8 +43,12 @@ class StudyProgress(StudyView):
         self._print(f"{cells} of {len(self._run.chosen)} cells to run, in {self._run.folder.path}")
         for line in self._run.plan.left_out:
             self._print(line)
-        if cells and self._on_this_node and (crowded := planned_crowding(self._run.chosen, os.cpu_count() or 1)):
-            self._print(f"warning: {crowded}")
+        if cells and self._on_this_node:
+            here = [cell for cell in self._run.chosen if cell.placement.nodes in (None, 1)]
+            most = max(here, key=lambda cell: cell.ranks * cell.placement.threads, default=None)
+            cores = os.cpu_count() or 1
+            if most is not None and most.ranks * most.placement.threads > cores:
+                self._print(f"warning: {crowding_text(most.ranks, most.placement.threads, cores)}")
         if cells and self._console.is_terminal:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

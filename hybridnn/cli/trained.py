@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hybridnn.parallel.grid import ProcessGrid
-    from hybridnn.runs.inference import Evaluation
-    from hybridnn.runs.quality import ClassReport
+    from hybridnn.runs.inference import ClassReport, Evaluation
     from hybridnn.runs.trained_run import TrainedRun, WeightsSource
 
 
@@ -165,8 +164,7 @@ def export(
     force: Force = False,
 ) -> None:
     """Write the weights of a run, and the means and scales of its standardization, as plain arrays."""
-    from hybridnn.runs.inference import export_arrays
-    from hybridnn.runs.trained_run import open_run
+    from hybridnn.runs.trained_run import export_arrays, open_run
     from hybridnn.utils.files import npz_bytes, write_atomically
 
     with first_rank_alone():
@@ -193,7 +191,7 @@ def _require_result(name: str, path: Path, suffixes: Sequence[str], *, replace: 
 
 def _print_evaluation(run: TrainedRun, result: Evaluation, *, as_json: bool) -> None:
     """Print the metrics, the weights and the data, as text or JSON; warnings go to the error stream."""
-    from hybridnn.runs.quality import ClassReport
+    from hybridnn.runs.inference import ClassReport
     from hybridnn.utils.text import figure_text, printable
 
     _warn_of_damage(run.source)
@@ -222,9 +220,8 @@ def _print_evaluation(run: TrainedRun, result: Evaluation, *, as_json: bool) -> 
     if isinstance(result.report, ClassReport):
         console.print(_class_table(result.report))
     elif result.report is not None:
-        numbers = zip(result.report.r2, result.report.rmse, result.report.mae, strict=True)
-        cells = [tuple(f"{number:.4g}" for number in values) for values in numbers]
-        lines = [(name, *values) for name, values in zip(result.report.names, cells, strict=True)]
+        targets = result.report.targets
+        lines = [(item.target, f"{item.r2:.4g}", f"{item.rmse:.4g}", f"{item.mae:.4g}") for item in targets]
         console.print(new_table(("target",), ("R²", "RMSE", "MAE"), lines))
 
 
@@ -233,10 +230,10 @@ def _class_table(report: ClassReport) -> Table:
     from hybridnn.utils.text import printable
 
     classes = range(len(report.confusion))
-    shown = sorted(sorted(classes, key=lambda k: report.f1[k])[:MOST_CLASSES])
-    scores = report.precision, report.recall, report.f1
+    scores, support = report.scores, report.support
+    shown = sorted(sorted(classes, key=lambda k: scores[2, k])[:MOST_CLASSES])
     names = [printable(report.names[k], 40) for k in shown]
-    numbers = [(*(f"{score[k]:.4f}" for score in scores), f"{report.support[k]:,}") for k in shown]
+    numbers = [(*(f"{score[k]:.4f}" for score in scores), f"{support[k]:,}") for k in shown]
     rows = [(name, *values) for name, values in zip(names, numbers, strict=True)]
     if len(shown) < len(classes):
         rows.append((f"the {MOST_CLASSES} with the least F1 of {len(classes):,}", "", "", "", ""))

@@ -419,9 +419,6 @@ def concurrent_messages(senders: Nodes, receivers: Nodes, weights: NDArray[np.fl
     return max(float(counted.max(initial=0)) for counted in ends)
 
 
-CACHE_SIZE = 1 << 12  # many layouts have stages of the same placement
-
-
 def crossings_of(nodes: Nodes, numbers: Nodes | None = None) -> Crossings:
     """Crossings of groups whose ranks are on `nodes`, shape (groups, members), numbered from anywhere.
 
@@ -431,13 +428,7 @@ def crossings_of(nodes: Nodes, numbers: Nodes | None = None) -> Crossings:
     return _crossings_of_bytes(moved.shape[1], moved.tobytes(), None if numbers is None else numbers.tobytes())
 
 
-@lru_cache(CACHE_SIZE)
-def one_per_node(members: int, groups: int) -> Crossings:
-    """Crossings of groups with one rank on every node each."""
-    return Crossings(np.arange(members)[None], np.array([groups]))
-
-
-@lru_cache(CACHE_SIZE)
+@lru_cache(1 << 12)  # many layouts have stages of the same placement
 def _crossings_of_bytes(members: int, nodes: bytes, numbers: bytes | None) -> Crossings:
     counted = None if numbers is None else np.frombuffer(numbers, np.int64)
     return Crossings(np.frombuffer(nodes, np.int64).reshape(-1, members), counted)

@@ -5,11 +5,11 @@ All coefficients are in the machine file, measured by ``hybridnn calibrate`` or 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import cached_property, lru_cache, partial
+from collections.abc import Mapping
+from functools import lru_cache
 from itertools import pairwise
 from math import ceil, fsum, inf, log
-from typing import Annotated, Any, Concatenate, Literal, ParamSpec, TypeVar
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
@@ -203,6 +203,15 @@ class Compute(Section):
     # mean delay of a computation by other activity of the node, relative to its median; the other entries are medians
     noise: AtLeastZero = 0.0
 
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return np.dtype(self.dtype).itemsize
+
+    def caches(self, elements: int) -> bool:
+        """Whether an array of so many elements fits the cache."""
+        return elements * self.itemsize < self.cache_bytes
+
     def activation(self, name: str) -> ActivationCost:
         """Cost of an activation function."""
         if name == "identity":
@@ -323,19 +332,7 @@ class Machine(Section):
             raise refused("between_nodes", None, f"is needed with nodes = {self.nodes}")
         return self
 
-    @cached_property
-    def caches(self) -> dict[Callable[..., Any], Callable[..., Any]]:
-        """What functions that are `kept` have returned for this object."""
-        return {}
-
-    def __copy__(self) -> Machine:
-        copied = super().__copy__()
-        copied.__dict__.pop("caches", None)  # of a machine with other costs
-        return copied
-
-    def __getstate__(self) -> dict[Any, Any]:
-        state = super().__getstate__()
-        return state | {"__dict__": {key: value for key, value in self.__dict__.items() if key != "caches"}}
+    __hash__ = object.__hash__  # for caches of its costs: hashing all coefficients would take longer than most of them
 
     @property
     def ranks(self) -> int:
@@ -428,27 +425,7 @@ class Machine(Section):
         return entry if turns == 1 else entry.scaled(turns)
 
 
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
-OfMachine = Callable[Concatenate[Machine, Arguments], Result]
-
-
-def kept(most: int) -> Callable[[OfMachine[Arguments, Result]], OfMachine[Arguments, Result]]:
-    """Decorator of a function of a machine: an ``lru_cache`` of `most` results in every machine object."""
-
-    def decorate(function: OfMachine[Arguments, Result]) -> OfMachine[Arguments, Result]:
-        def find(machine: Machine, /, *arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
-            if function not in machine.caches:
-                machine.caches[function] = lru_cache(most)(partial(function, machine))
-            result: Result = machine.caches[function](*arguments, **options)
-            return result
-
-        return find
-
-    return decorate
-
-
-@kept(1 << 16)
+@lru_cache(1 << 16)
 def _collective_seconds(
     machine: Machine, operation: str, nbytes: int, ranks: int, crossings: Crossings | None
 ) -> float:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from hybridnn.cost import MACHINE_FILE, MACHINE_VARIABLE, find_machine
 from hybridnn.cost.machine import Machine
 from hybridnn.errors import DataError, SettingError, one_line
-from hybridnn.utils.files import FileError, parse_toml, read_toml, shipped_folder, write_atomically
+from hybridnn.utils.files import FileError, read_toml, shipped_folder, write_atomically
 from hybridnn.utils.settings_models import setting_error
 from hybridnn.utils.text import shown_path, user_path
 
@@ -57,11 +57,14 @@ def read_machine(source: Path | str) -> Machine:
         if path.name not in shipped_machines():
             given, shipped = f"machine {one_line(path.name)!r}", ", ".join(shipped_machines())
             raise DataError(f"{given}: give a .toml file, or one of the machines that ship: {shipped}")
-        text = (shipped_folder("hpc_jobs") / "machines" / f"{path.name}.toml").read_text(encoding="utf-8")
-        return _machine_from(path.name, parse_toml(text))
+        path = shipped_folder("hpc_jobs") / "machines" / f"{path.name}.toml"
     if path.suffix.lower() != ".toml":
         raise FileError(path, "a machine file must end in .toml")
-    return _machine_from(shown_path(path), read_toml(path))
+    values = read_toml(path)
+    try:
+        return Machine.model_validate(values)
+    except ValidationError as error:
+        raise DataError(f"{shown_path(path)}: {setting_error(error, tuple(_key_names(Machine, values)))}") from None
 
 
 def shipped_machines() -> tuple[str, ...]:
@@ -81,13 +84,6 @@ def write_machine(machine: Machine, path: Path | str) -> None:
 
     text = HEADER + tomli_w.dumps(machine.model_dump(exclude_none=True))
     write_atomically(user_path(path), text)
-
-
-def _machine_from(source: str, values: dict[str, Any]) -> Machine:
-    try:
-        return Machine.model_validate(values)
-    except ValidationError as error:
-        raise DataError(f"{source}: {setting_error(error, tuple(_key_names(Machine, values)))}") from None
 
 
 def _key_names(section: type[BaseModel], values: object, prefix: str = "") -> Iterator[str]:

@@ -1,21 +1,24 @@
-"""Planning: the fastest layouts of a number of ranks, by best-first search over lower bounds of their step times."""
+"""Planning: feasible layouts, and the fastest of them by best-first search over lower bounds of their step times."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property, lru_cache
 from heapq import heapify, heappop, heappush
 from itertools import islice
+from types import MappingProxyType
+from typing import Any
 
-from hybridnn.cost.layouts import ANY, Wanted, balanced_layers, feasible_layouts
-from hybridnn.cost.machine import Machine, kept
+from hybridnn.cost.machine import Machine
+from hybridnn.cost.prediction import Workload
 from hybridnn.cost.prediction.memory import largest_memory
-from hybridnn.cost.prediction.predict import Prediction, predict
+from hybridnn.cost.prediction.predict import Prediction, balanced_layers, predict
 from hybridnn.cost.prediction.stage_costs import StageCosts
-from hybridnn.cost.prediction.workload import Workload
 from hybridnn.errors import SettingError
+from hybridnn.parallel.dense import MODEL_SPLITS
+from hybridnn.parallel.grid import StageShapes
 from hybridnn.pipeline.layout import Layout, microbatch_counts
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
@@ -28,10 +31,150 @@ from hybridnn.pipeline.schedules.instructions import (
     Update,
     WeightGradient,
 )
-from hybridnn.pipeline.schedules.methods import METHODS
+from hybridnn.pipeline.schedules.methods import METHODS, Method
 from hybridnn.pipeline.schedules.schedule import Channel
 from hybridnn.utils.checks import require_whole
 from hybridnn.utils.text import counted, format_seconds
+
+# -- feasible layouts -------------------------------------------------------------------------------------------------
+
+Wanted = Mapping[str, Any]
+"""Values that a layout must have, by key of the settings section ``[parallel]``; any where there is none.
+
+With ``exact``, it must train as one rank does."""
+
+ANY: Wanted = MappingProxyType({})
+
+
+def feasible_layouts(workload: Workload, machine: Machine, ranks: int, wanted: Wanted = ANY) -> Iterator[Layout]:
+    """All layouts of exactly `ranks` ranks in which every rank has samples, layers and outputs.
+
+    All stages have the same shape; layers are assigned to them by their times on the machine. Numbers of microbatches
+    are powers of two and the stages times powers of two, up to eight per stage and 256 in all. Vertical synchronization
+    is left out: it needs more memory and is not faster.
+
+    Raises
+    ------
+    SettingError
+        If there are more ranks than the model can use, or no layout has the wanted values.
+    """
+    require_whole("ranks", ranks, 1)
+    grids = list(_grids(workload, ranks))
+    if not grids:
+        fewer = f"{most_ranks(workload, ranks)} is the largest number up to {ranks} that this model can use"
+        limits = f"{len(workload.model.layers)} layers, {workload.batch_size} samples in a minibatch"
+        widest = _most_model_ranks(workload)
+        raise SettingError("ranks", ranks, f"{fewer}: it has {limits}, and {widest} outputs to split")
+    found = False
+    for grid in grids:
+        for layout in _layouts_of_grid(workload, machine, grid, wanted):
+            found = True
+            yield layout
+    if not found:
+        required = ", ".join(f"{key} = {value}" for key, value in wanted.items())
+        raise SettingError("parallel", required, f"no layout of {ranks} ranks that this model can use has all of these")
+
+
+def most_ranks(workload: Workload, limit: int) -> int:
+    """The largest number of ranks up to `limit` for which there is a layout."""
+    ranks = min(limit, len(workload.model.layers) * workload.batch_size * _most_model_ranks(workload))
+    while not any(_grids(workload, ranks)):
+        ranks -= 1
+    return ranks
+
+
+def _most_model_ranks(workload: Workload) -> int:
+    """Outputs of the widest layer: more model ranks would have none of any layer."""
+    return max(layer.outputs for layer in workload.model.layers)
+
+
+def _grids(workload: Workload, ranks: int) -> Iterator[tuple[int, int, int]]:
+    """Pipeline, batch and model ranks."""
+    for pipeline in range(1, len(workload.model.layers) + 1):
+        replicas, rest = divmod(ranks, pipeline)
+        for batch in range(min(replicas, workload.batch_size), 0, -1) if rest == 0 else ():
+            if replicas % batch == 0 and replicas // batch <= _most_model_ranks(workload):
+                yield pipeline, batch, replicas // batch
+
+
+def _layouts_of_grid(
+    workload: Workload, machine: Machine, grid: tuple[int, int, int], wanted: Wanted
+) -> Iterator[Layout]:
+    pipeline, batch, model = grid
+    if not all(_allowed(wanted, key, size) for key, size in zip(("pipeline", "batch", "model"), grid, strict=True)):
+        return
+    node_ranks = machine.node_ranks(pipeline * batch * model)
+    shared = batch > 1 and node_ranks > model and wanted.get("shared_replicas") is not False
+    # Without gradients to send there is nothing to overlap.
+    is_sent = model > 1 or (batch > 1 and not shared)
+    overlaps = [it for it in (True, False) if _allowed(wanted, "overlap", it)]
+    splits = [it for it in (MODEL_SPLITS if model > 1 else MODEL_SPLITS[:1]) if _allowed(wanted, "model_split", it)]
+    for bare in _pipelines(workload, machine, grid, wanted):
+        for split in splits:
+            for overlap in overlaps if is_sent else overlaps[:1]:
+                layout = replace(
+                    bare, model_split=split, overlap=overlap, shared_replicas=shared, node_ranks=node_ranks
+                )
+                # The alternating split is that by columns, unless some stage has two layers.
+                if model == 1 or split != "alternating" or max(layout.layers) > 1:
+                    yield layout
+
+
+def _allowed(wanted: Wanted, key: str, value: object) -> bool:
+    return bool(wanted.get(key, value) == value)
+
+
+def _pipelines(workload: Workload, machine: Machine, grid: tuple[int, int, int], wanted: Wanted) -> Iterator[Layout]:
+    """Layouts with all methods, microbatches and chunks, and all else at its default."""
+    pipeline, batch, model = grid
+    stages = ((batch, model),) * pipeline
+    if pipeline == 1:
+        if _allowed(wanted, "method", "sequential"):
+            yield Layout(stages, (len(workload.model.layers),), merges=True)
+        return
+
+    @cache
+    def layers(chunks: int, microbatches: int) -> tuple[int, ...]:
+        return balanced_layers(workload, machine, stages, chunks=chunks, microbatches=microbatches)
+
+    for method in METHODS.values():
+        if not _allowed(wanted, "method", method.name):
+            continue
+        if not method.exact and ("exact" in wanted or workload.clips):  # the norm of all gradients is known too late
+            continue
+        if method.predicts and not workload.slots:
+            continue
+        for chunks in _chunks(workload, method, pipeline, wanted):
+            for microbatches in _microbatches(workload, method, stages, wanted):
+                yield Layout(
+                    stages,
+                    layers(chunks, microbatches),
+                    method=method.name,
+                    microbatches=microbatches,
+                    chunks=chunks,
+                    merges=not method.placed_weight_gradients,
+                )
+
+
+def _chunks(workload: Workload, method: Method, pipeline: int, wanted: Wanted) -> list[int]:
+    if not method.chunked:
+        return [1] if _allowed(wanted, "chunks", 1) else []
+    chunks = wanted.get("chunks", 2)
+    return [chunks] if chunks > 1 and chunks * pipeline <= len(workload.model.layers) else []
+
+
+def _microbatches(workload: Workload, method: Method, stages: StageShapes, wanted: Wanted) -> list[int]:
+    """Numbers of microbatches with which every rank has samples of each."""
+    if "microbatches" not in wanted:
+        return microbatch_counts(method, stages, workload.batch_size)
+    count, pipeline = wanted["microbatches"], len(stages)
+    if not method.cuts_minibatches:
+        return [1] if count == 1 else []
+    least, factor = pipeline if method.fills_pipeline else 1, pipeline if method.chunked else 1
+    return [count] if least <= count <= workload.batch_size // stages[0][0] and count % factor == 0 else []
+
+
+# -- the fastest layouts ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -79,7 +222,7 @@ def plan(workload: Workload, machine: Machine, ranks: int, top: int = 10, wanted
 
 def best_exact(workload: Workload, machine: Machine, ranks: int, wanted: Wanted = ANY) -> Prediction:
     """The fastest layout that trains as one rank does and fits the memory; errors as for `plan`."""
-    search = _Search(workload, machine, feasible_layouts(workload, machine, ranks, wanted, exact=True))
+    search = _Search(workload, machine, feasible_layouts(workload, machine, ranks, {**wanted, "exact": True}))
     best = next(search.fastest_first(lambda layout: layout.exact), None)
     if best is None:
         raise search.nothing_fits(ranks)
@@ -259,7 +402,7 @@ class StepBounds:
         if after == len(self.layout.stages):
             return 0.0
         channel = Channel(after, stage, True, 0) if gradients else Channel(stage, after, False, 0)
-        return min(self._costs.message((channel, 0, microbatch)) for microbatch, _ in self._kinds)
+        return min(self._costs.message((channel, 0, microbatch)).transit for microbatch, _ in self._kinds)
 
     def _receiving(self, stage: int) -> float:
         """Seconds in which messages occupy a stage: what does not overlap with its work."""
@@ -272,7 +415,8 @@ class StepBounds:
                 if not at_end:
                     channel = Channel(sender, stage, gradients, chunk)
                     seconds += sum(
-                        times * self._costs.message((channel, 0, microbatch)) for microbatch, times in self._kinds
+                        times * self._costs.message((channel, 0, microbatch)).transit
+                        for microbatch, times in self._kinds
                     )
         return seconds * (1 - self._costs.hidden)
 
@@ -321,7 +465,7 @@ class StepBounds:
         yield Update(0), 1
 
 
-@kept(256)
+@lru_cache(256)
 def _stage_costs(machine: Machine, workload: Workload, layout: Layout) -> tuple[StageCosts, dict[Hashable, float]]:
     """Costs, and sums of them, for layouts that follow one another and differ only in the order of instructions."""
     return StageCosts(workload, layout, machine), {}

@@ -21,7 +21,7 @@ from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from hybridnn.comm.mpi import is_child, is_in_process, ranks_within
-from hybridnn.utils.text import format_ranks
+from hybridnn.utils.text import name_ranks
 
 FORWARDING_SECONDS = 0.5  # time for the launcher to forward the last output of a rank
 LEFT_TAG = 32766  # tag of the message of a rank that exits before it has met the others
@@ -82,7 +82,13 @@ def abort_job(error: BaseException, where: str = "") -> None:
 def end_job(message: str, delay: float = 0.0) -> NoReturn:
     """Print `message` and end every rank of the job with exit code 1, from any thread, also where MPI hangs."""
     _start_last_resort()
-    _write_error_output(message)
+    # One write, so that the lines of ranks that fail together do not mix; to standard output where there is no other.
+    for descriptor in (2, 1):
+        with contextlib.suppress(OSError):
+            os.write(descriptor, message.encode(errors="replace"))
+            break
+    with contextlib.suppress(Exception):  # None, closed, or a pipe that nothing reads
+        sys.stdout.flush()
     report_failure(1)
     time.sleep(FORWARDING_SECONDS + delay)
     world = running_world()
@@ -106,17 +112,6 @@ def _start_last_resort() -> None:
     last_resort.start()
 
 
-def _write_error_output(text: str) -> None:
-    """Write to standard error, or where that is closed to standard output, and flush earlier output."""
-    # One write, so that the lines of ranks that fail together do not mix.
-    for descriptor in (2, 1):
-        with contextlib.suppress(OSError):
-            os.write(descriptor, text.encode(errors="replace"))
-            break
-    with contextlib.suppress(Exception):  # None, closed, or a pipe that nothing reads
-        sys.stdout.flush()
-
-
 def streams_are_open() -> bool:
     """Whether standard error or standard output is open."""
     for descriptor in (2, 1):
@@ -135,12 +130,17 @@ def all_ranks_arrive(timeout: float) -> bool:
     if world is None:
         return True
     request, flags = _start_meeting(world, leaves=True)  # never freed: MPI may write long after this rank has gone on
-    deadline = time.monotonic() + timeout
-    while not request.Test():
+    return _comes_true(request.Test, timeout) and not flags[1]
+
+
+def _comes_true(condition: Callable[[], bool], seconds: float) -> bool:
+    """Whether a condition is true within some seconds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
         if time.monotonic() > deadline:
             return False
         time.sleep(0.005)
-    return not flags[1]
+    return True
 
 
 def _start_meeting(comm: Any, *, leaves: bool) -> tuple[Any, memoryview]:
@@ -211,16 +211,13 @@ def _end_without_grid(world: Any, others: Sequence[int], waited: float) -> NoRet
     missing = [rank for rank in others if rank not in waiting]
     if waiting[0] != world.Get_rank():
         time.sleep(LAST_RESORT_SECONDS)
+    why = f"{name_ranks(waiting)} waited {waited:.0f} s for {name_ranks(missing)}"
     end_job(
-        f"\n=== the job cannot go on: {_ranks(waiting)} waited {waited:.0f} s for {_ranks(missing)}; the job was ended "
-        "===\n* all ranks of a communicator make a process grid, or a Trainer without one, together; a rank that works "
+        f"\n=== the job cannot go on: {why}; the job was ended ===\n"
+        "* all ranks of a communicator make a process grid, or a Trainer without one, together; a rank that works "
         "on its own takes ProcessGrid(MPI.COMM_SELF)\n* for ranks that come later: a higher stall_seconds, or 0 for no "
         "limit\n"
     )
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"{'rank' if len(ranks) == 1 else 'ranks'} {format_ranks(ranks)}"
 
 
 def _end_without(world: Any, left: int) -> NoReturn:
@@ -298,12 +295,7 @@ def lower_rank_reports(seconds: float) -> bool:
     world = running_world()
     if world is None:
         return False
-    deadline = time.monotonic() + seconds
-    while not any(world.Iprobe(rank, NOTICE_TAG) for rank in range(world.Get_rank())):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.005)
-    return True
+    return _comes_true(lambda: any(world.Iprobe(rank, NOTICE_TAG) for rank in range(world.Get_rank())), seconds)
 
 
 def install() -> None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from hybridnn.comm.recorder import Call, CallRecord, CollectiveProgress, Event, Recorder, purpose
 from hybridnn.diagnostics.failsafe import COMMUNICATION_FILES, PACKAGE, code_location, frame_location, streams_are_open
-from hybridnn.utils.connections import open_connections
+from hybridnn.utils.processes import open_connections
 from hybridnn.utils.text import format_ranks
 
 GroupKey = tuple[str, str, int]

@@ -17,9 +17,7 @@ from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy as np
-
-from hybridnn.comm.mpi import import_mpi, ranks_within
+from hybridnn.comm.mpi import ranks_within
 from hybridnn.diagnostics.diagnosis import StallRecord
 from hybridnn.diagnostics.rank_state import JobState, RankState
 from hybridnn.errors import DataError
@@ -37,7 +35,6 @@ ALARM = "alarm"
 RANK_FILES = "rank-*.json"
 LEFT_FILES = "left-*.json"
 PARTIAL = ".partial"
-PATH_BYTES = 4096
 
 State = TypeVar("State", RankState, JobState)
 
@@ -156,15 +153,8 @@ def create_shared_folder(world: MPI.Intracomm, node: MPI.Intracomm | None) -> Sh
 def _create_for(comm: MPI.Intracomm, parent: Callable[[], str]) -> Path | None:
     """A folder that all ranks of `comm` see; None on all of them where one does not."""
     created = _create(parent) if comm.Get_rank() == 0 else None
-    path = np.zeros(PATH_BYTES, np.uint8)
-    name = b"" if created is None else bytes(created)
-    if len(name) <= PATH_BYTES:
-        path[: len(name)] = np.frombuffer(name, np.uint8)
-    comm.Bcast(path, 0)
-    folder = Path(path.tobytes().rstrip(b"\0").decode(errors="surrogateescape"))
-    is_visible = np.array([bool(path[0]) and folder.is_dir()], np.uint8)
-    comm.Allreduce(import_mpi().IN_PLACE, is_visible, import_mpi().MIN)
-    if is_visible[0]:
+    folder: Path | None = comm.bcast(created)
+    if all(comm.allgather(folder is not None and folder.is_dir())):
         return folder
     if created is not None:
         with contextlib.suppress(OSError):

@@ -26,8 +26,6 @@ from time import monotonic
 from typing import TYPE_CHECKING
 from weakref import finalize
 
-import numpy as np
-
 from hybridnn.comm.mpi import is_in_process
 from hybridnn.comm.recorder import Call, CollectiveProgress, Recorder
 from hybridnn.diagnostics.diagnosis import StallRecord, stall_report
@@ -56,8 +54,6 @@ DEPARTURE_ANSWER_SECONDS = 5.0  # time for the states of the other ranks where t
 MAX_INTERVAL = 1.0  # seconds between two checks, at most
 BUSY_FACTOR = 10  # announced work may take so many times the limit
 
-
-HOST_BYTES = 56
 
 STATE_FIELD, START_FIELD, EXIT_FIELD = 0, 19, 49  # fields of ``/proc/N/stat`` behind the name of the process
 
@@ -400,16 +396,8 @@ class Process:
 
 def processes_of(comm: MPI.Intracomm) -> tuple[Process, ...]:
     """The process of every rank of `comm`, in its order; collective."""
-    record = np.dtype([("host", np.uint8, HOST_BYTES), ("number", np.int64), ("start", np.int64)])
-    own, gathered = np.zeros(1, record), np.zeros(comm.Get_size(), record)
-    host = socket.gethostname().encode(errors="replace")[:HOST_BYTES]
-    own["host"][0, : len(host)] = np.frombuffer(host, np.uint8)
-    own["number"], own["start"] = os.getpid(), start_of(os.getpid())
-    comm.Allgather(own.view(np.uint8), gathered.view(np.uint8))
-    return tuple(
-        Process(row["host"].tobytes().rstrip(b"\0").decode(errors="replace"), int(row["number"]), int(row["start"]))
-        for row in gathered
-    )
+    own = Process(socket.gethostname(), os.getpid(), start_of(os.getpid()))
+    return tuple(comm.allgather(own))
 
 
 def start_of(process: int) -> int:

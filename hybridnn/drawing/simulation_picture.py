@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hybridnn.cost.simulation import ScalingCurve, SimulatedStep
+from hybridnn.cost.prediction.predict import ScalingCurve, SimulatedStep
 from hybridnn.drawing.drawing import Box, Drawing, Row, draw_timeline
 from hybridnn.drawing.figures import COLORS, MUTED, PANEL, PART_COLORS, column_figure, legend_above, ratio_tick, tidy
 from hybridnn.pipeline.checks.simulated_schedule import TimedInstruction, Timeline

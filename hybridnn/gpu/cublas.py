@@ -14,6 +14,7 @@ from weakref import finalize
 import numpy as np
 
 from hybridnn.errors import EnvironmentProblem
+from hybridnn.gpu.cupy_loading import first_line
 
 NO_TRANSPOSE, TRANSPOSE = 0, 1
 DATA_TYPES = {np.dtype(np.float32): 0, np.dtype(np.float64): 1}
@@ -37,9 +38,8 @@ def load_cublas(cupy: Any) -> ctypes.CDLL:
         _ = import_module("cupy_backends.cuda.libs").cublas
         return ctypes.CDLL(f"libcublas.so.{major}")
     except (ImportError, OSError) as error:
-        first_line = str(error).splitlines()[0]
         raise EnvironmentProblem(
-            f"CuPy finds no cuBLAS ({first_line}): "
+            f"CuPy finds no cuBLAS ({first_line(error)}): "
             f"pip install 'cupy-cuda{major}x[ctk]', or load the CUDA module of your cluster"
         ) from error
 

@@ -34,8 +34,8 @@ from hybridnn.gpu.cupy_launch import (
     same_size,
     tiled_rows,
 )
-from hybridnn.gpu.cupy_loading import load_cupy
-from hybridnn.gpu.device_events import PinnedMemory, Progress, record_event, wait_for
+from hybridnn.gpu.cupy_loading import first_line, load_cupy
+from hybridnn.gpu.device import PinnedMemory, Progress, record_event, wait_for
 from hybridnn.nn.kernels import Array, Kernels
 
 if TYPE_CHECKING:
@@ -89,9 +89,8 @@ class CupyKernels(Kernels):
         try:
             self._launch.compile(dtype)
         except Exception as error:  # CuPy raises different exceptions for missing libraries
-            found = (str(error).splitlines() or [type(error).__name__])[0]
             raise EnvironmentProblem(
-                f"CuPy {self._cupy.__version__} cannot compile kernels ({found}); "
+                f"CuPy {self._cupy.__version__} cannot compile kernels ({first_line(error)}); "
                 "pip install 'hybridnn[cuda12]' or 'hybridnn[cuda13]' brings the compiler, NVRTC"
             ) from error
 

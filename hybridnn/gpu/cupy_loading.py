@@ -25,7 +25,7 @@ def load_cupy() -> Any:
     try:
         cupy = import_module("cupy")
     except Exception as error:  # a broken installation fails in many ways
-        raise _problem(f"CuPy is installed but cannot be imported ({_first_line(error)})", driver) from error
+        raise _problem(f"CuPy is installed but cannot be imported ({first_line(error)})", driver) from error
     if int(cupy.__version__.split(".")[0]) < OLDEST_CUPY:
         raise _problem(f"CuPy {cupy.__version__} is installed, {OLDEST_CUPY} or newer is needed", driver)
     if driver is None:
@@ -36,7 +36,7 @@ def load_cupy() -> Any:
     try:
         devices = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise _problem(f"CuPy {cupy.__version__} cannot use the driver ({_first_line(error)})", driver) from error
+        raise _problem(f"CuPy {cupy.__version__} cannot use the driver ({first_line(error)})", driver) from error
     if devices == 0:
         raise EnvironmentProblem(
             f"{_ASKED}: CuPy {cupy.__version__} and a driver for CUDA {_version(driver)} are there, but no device: "
@@ -80,5 +80,6 @@ def _version(version: int) -> str:
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or its name."""
     return (str(error).splitlines() or [type(error).__name__])[0]

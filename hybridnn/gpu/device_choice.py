@@ -99,10 +99,9 @@ def prepare_device(
     if choice.kind == "cpu":
         return TrainingDevice(NUMPY, "cpu", choice.why)
     # Imported here: a training on the CPU needs none of them.
-    from hybridnn.gpu.cuda_graphs import StepCapture
-    from hybridnn.gpu.engine import GpuDevice
+    from hybridnn.gpu.device import Device
+    from hybridnn.gpu.engine import GpuDevice, StepCapture
     from hybridnn.gpu.setup import attach_transport, graphs_problem, make_kernels
-    from hybridnn.gpu.transports.device import Device
 
     gpu = Device(choice.cupy)
     try:

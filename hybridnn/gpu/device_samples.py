@@ -7,10 +7,9 @@ minibatch, at most two ahead of the device that copies it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 from math import prod
 from typing import Any, NamedTuple
@@ -130,9 +129,12 @@ class DeviceSampleCache:
             return split
         for start in range(0, rows.samples, COPY_ROWS):
             stop = min(start + COPY_ROWS, rows.samples)
-            read_block = partial(rows.take, np.arange(start, stop))
-            blocks = (None if array is None else array[start:stop] for array in (samples.x, samples.y))
-            _copy_to_device(self._kernels, read_block, *blocks)
+            blocks = [None if array is None else array[start:stop] for array in (samples.x, samples.y)]
+            buffers = [None if block is None else np.empty(block.shape, block.dtype) for block in blocks]
+            rows.take(np.arange(start, stop), *buffers)
+            for buffer, block in zip(buffers, blocks, strict=True):
+                if buffer is not None:
+                    self._kernels.put(buffer, block)
         if keep_as is not None:
             self._entries[keep_as] = _CacheEntry(key, samples)
         return DeviceSplit(rows, split.samples, split.task, samples)
@@ -170,12 +172,3 @@ class DeviceSampleCache:
 
 def _layout_of(samples: DeviceSamples) -> SampleLayout:
     return tuple(None if array is None else (array.shape, array.dtype) for array in (samples.x, samples.y))
-
-
-def _copy_to_device(kernels: Kernels, read: Callable[..., None], *arrays: Array | None) -> None:
-    """Fill host buffers with `read` and copy them to the device arrays that are not None."""
-    buffers = [None if array is None else np.empty(array.shape, array.dtype) for array in arrays]
-    read(*buffers)
-    for buffer, array in zip(buffers, arrays, strict=True):
-        if buffer is not None:
-            kernels.put(buffer, array)

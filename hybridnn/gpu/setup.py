@@ -9,16 +9,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hybridnn.comm.agreement import broadcast_text, lowest_rank
 from hybridnn.comm.open_mpi import cuda_support
 from hybridnn.comm.transport import Transport
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.gpu.cupy_kernels import CupyKernels, cupy_kernels
-from hybridnn.gpu.transports.device import Device
-from hybridnn.gpu.transports.nccl import Nccl
-from hybridnn.gpu.transports.staging import DeviceMpi, Staging
+from hybridnn.gpu.device import Device
+from hybridnn.gpu.nccl import Nccl
+from hybridnn.gpu.staging import DeviceMpi, Staging
 from hybridnn.parallel.grid import ProcessGrid
 
 NO_CUDA = "this Open MPI was built without support of CUDA (ompi_info --all | grep cuda)"
@@ -100,7 +99,7 @@ def choose_transport(grid: ProcessGrid, name: str, cupy: Any) -> TransportChoice
         if problem:
             raise _unavailable(name, problem)
         return TransportChoice("mpi", "as requested")
-    problem = _nccl_problem(grid, cupy)
+    problem = first_problem(grid, _missing_nccl(cupy)) or _shared_gpu_problem(grid, cupy)
     if not problem:
         return TransportChoice("nccl", "every rank has a GPU of its own")
     if name == "nccl":
@@ -135,11 +134,6 @@ def _unavailable(name: str, problem: str) -> EnvironmentProblem:
     return EnvironmentProblem(f"device.transport = {name!r}: {problem}; 'staging' always works")
 
 
-def _nccl_problem(grid: ProcessGrid, cupy: Any) -> str:
-    """The reason why NCCL cannot connect the ranks of the grid, the same text on all ranks; empty if it can."""
-    return first_problem(grid, _missing_nccl(cupy)) or _shared_gpu_problem(_gpu_ids(grid, cupy))
-
-
 def _missing_nccl(cupy: Any) -> str:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # CuPy warns if NCCL is missing; the text below replaces the warning
@@ -155,18 +149,14 @@ def first_problem(grid: ProcessGrid, problem: str) -> str:
     return "" if rank is None else f"{broadcast_text(grid.world, problem, rank)} on rank {rank}"
 
 
-def _gpu_ids(grid: ProcessGrid, cupy: Any) -> NDArray[np.int64]:
-    """Identifier of every rank's GPU, from its node and PCI bus address: CUDA's indices may differ between ranks."""
+def _shared_gpu_problem(grid: ProcessGrid, cupy: Any) -> str:
+    """Text naming the first ranks that share a GPU; empty if none do. Collective."""
+    # Identified by its node and PCI bus address: CUDA's indices may differ between ranks.
     runtime = cupy.cuda.runtime
     text = f"{grid.node_group.members[0]} {runtime.deviceGetPCIBusId(runtime.getDevice())}"
-    identifiers = np.zeros(grid.size, np.int64)
-    identifiers[grid.rank] = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
-    grid.world.allgather_rows(identifiers)
-    return identifiers
-
-
-def _shared_gpu_problem(gpus: NDArray[np.int64]) -> str:
-    """Text naming the first ranks that share a GPU; empty if none do."""
+    gpus = np.zeros(grid.size, np.int64)
+    gpus[grid.rank] = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
+    grid.world.allgather_rows(gpus)
     for gpu in dict.fromkeys(gpus.tolist()):
         ranks = np.flatnonzero(gpus == gpu)
         if len(ranks) > 1:

@@ -23,7 +23,7 @@ from hybridnn.in_process.communication_errors import (
     DeadlockError,
     describe_deadlock,
 )
-from hybridnn.in_process.records import Line, Moment, Record, Site, calling_line, describe_line, message_of
+from hybridnn.in_process.records import Line, Moment, Record, Site, calling_line, describe_line, draw_calls, message_of
 from hybridnn.in_process.scheduler import Scheduler
 from hybridnn.utils.checks import require_number
 from hybridnn.utils.text import name_ranks
@@ -374,17 +374,9 @@ class MessageEngine:
         self.records.append(self._record(pending, began, arrived=True))
 
     def _record(self, pending: Pending, began: Moment, *, arrived: bool) -> Record:
-        rank = pending.rank
-        ended = self._count, self.clock.now[rank]
-        call = rank, pending.name, pending.peer, pending.nbytes
+        ended = self._count, self.clock.now[pending.rank]
+        call = pending.rank, pending.name, pending.peer, pending.nbytes
         return (*call, pending.begun, began, ended, pending.line, pending.number, arrived)
-
-    def waiting(self) -> dict[int, tuple[str, ...]]:
-        """Calls that each waiting rank waits for, with their lines."""
-        return {
-            rank: tuple(f"waits in {item}, at {item.site}" for item in pendings if not item.done)
-            for rank, pendings in self._waiting.items()
-        }
 
     # -- errors ------------------------------------------------------------------------------------------------------
 
@@ -408,8 +400,6 @@ class MessageEngine:
             begun = tuple((str(item), str(item.site)) for item in others)
             blocked[rank] = BlockedRank(calls, awaited, begun)
             self.records += [self._record(item, item.waited or item.begun, arrived=False) for item in unmatched]
-        from hybridnn.in_process.message_diagram import draw_calls
-
         text = describe_deadlock(blocked, self.scheduler.ended, self._count - 1)
         return DeadlockError(text, draw_calls(self.size, tuple(map(message_of, self.records))))
 

@@ -29,7 +29,6 @@ from hybridnn.in_process.communication_errors import CommunicationError
 from hybridnn.in_process.matching import ANY_TAG, Context, MessageEngine, Pending
 
 PROC_NULL, ANY_SOURCE, UNDEFINED = -2, -1, -32766
-LIBRARY = "ranks of one process"
 
 Arguments = ParamSpec("Arguments")
 All = Sequence[Contribution]  # contributions of all ranks to a collective
@@ -111,16 +110,6 @@ class Comm:
         """The engine that all communicators of a program share."""
         return self._engine
 
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-        return len(self._context.members)
-
-    @property
-    def rank(self) -> int:
-        """This rank."""
-        return self._rank
-
     def Get_size(self) -> int:
         """Number of ranks."""
         return len(self._context.members)
@@ -128,6 +117,8 @@ class Comm:
     def Get_rank(self) -> int:
         """This rank."""
         return self._rank
+
+    size, rank = property(Get_size), property(Get_rank)
 
     def Get_group(self) -> MpiGroup:
         """Group of the ranks."""
@@ -443,10 +434,9 @@ class MpiModule:
     UNDEFINED, COMM_NULL = UNDEFINED, None
     SUM, MAX, MIN, PROD = "SUM", "MAX", "MIN", "PROD"
     COMM_TYPE_SHARED, MODE_NOCHECK = 0, 0
-    THREAD_SINGLE, THREAD_FUNNELED, THREAD_SERIALIZED, THREAD_MULTIPLE = range(4)
     Intracomm, Request, Group, Win, Exception = Comm, MpiRequest, MpiGroup, MpiWindow, Error
 
-    def __init__(self, world: Comm, alone: Comm, library: str = LIBRARY) -> None:
+    def __init__(self, world: Comm, alone: Comm, library: str = "ranks of one process") -> None:
         self.COMM_WORLD, self.COMM_SELF, self._library = world, alone, library
 
     def Is_initialized(self) -> bool:
@@ -457,14 +447,6 @@ class MpiModule:
         """False."""
         return False
 
-    def Query_thread(self) -> int:
-        """Level of thread support: any thread may call."""
-        return self.THREAD_MULTIPLE
-
     def Get_library_version(self) -> str:
         """Name of the MPI library."""
         return self._library
-
-    def get_vendor(self) -> tuple[str, tuple[int, ...]]:
-        """Name and version of the MPI library."""
-        return self._library, (1, 0, 0)

@@ -1,15 +1,19 @@
-"""Records of the calls of ranks, and the source lines where their programs made them."""
+"""Records of the calls of ranks, the source lines where their programs made them, and their diagram."""
 
 from __future__ import annotations
 
 import bdb
 import sys
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from hybridnn.diagnostics.failsafe import COMMUNICATION_FILES, code_location
+
+if TYPE_CHECKING:
+    from hybridnn.drawing.drawing import Arrow, Box, Drawing
 
 PACKAGE = (str(Path(__file__).parents[1]),)
 HIDDEN = (str(Path(__file__).parent), *COMMUNICATION_FILES)
@@ -110,3 +114,63 @@ def message_of(record: Record) -> Message:
     rank, name, peer, nbytes, begun, waited, ended, line, number, arrived = record
     instants = Instant(*begun), Instant(*waited), Instant(*ended)
     return Message(rank, name, peer, nbytes, *instants, Site(*line), number, arrived)
+
+
+# -- diagram ---------------------------------------------------------------------------------------------------------
+
+MAX_CALLS = 400  # most calls of a picture: the last ones
+
+KINDS = {"send": "send", "receive": "wait"}
+
+
+def draw_calls(size: int, messages: Sequence[Message]) -> Drawing:
+    """Draw the calls of `size` ranks, in the order in which they ended.
+
+    The time axis is the virtual clock where any call took time on it, and otherwise counts calls.
+    """
+    from hybridnn.drawing.drawing import Arrow, Box, Drawing, Row  # which a single rank does not need
+
+    shown = messages[-MAX_CALLS:]
+    by_clock = any(message.ended.seconds > 0 for message in shown)
+
+    def absolute(instant: Instant) -> float:
+        return 1e6 * instant.seconds if by_clock else float(instant.call)
+
+    first = min((absolute(message.begun) for message in shown), default=0.0)
+
+    def time(instant: Instant) -> float:
+        return absolute(instant) - first
+
+    def box(message: Message) -> Box:
+        label = "" if message.name in KINDS else message.name
+        kind = KINDS.get(message.name, "reduce")
+        return Box(time(message.waited), time(message.ended), label, kind, detail=_detail(message))
+
+    def arrows() -> Iterator[Arrow]:
+        """From every send to its receive; to the end of the picture where there is none."""
+        receives = {message.number: message for message in shown if message.name == "receive" and message.number >= 0}
+        for send in shown:
+            receive = receives.get(send.number) if send.name == "send" else None
+            if receive is not None:
+                yield Arrow(send.rank, send.peer, time(send.begun), time(receive.ended))
+            elif send.name == "send" and not send.arrived:
+                yield Arrow(send.rank, send.peer, time(send.begun), makespan, arrives=False)
+
+    waits = [message for message in shown if time(message.ended) > time(message.waited)]
+    rows = tuple(Row(f"rank {rank}", tuple(box(item) for item in waits if item.rank == rank)) for rank in range(size))
+    makespan = max((time(message.ended) for message in shown), default=0.0)
+    since = f"{first:,.6g} µs" if by_clock else f"call {first:.0f}"
+    left_out = f", the last {len(shown)} of {len(messages)}, from {since} on" if len(shown) < len(messages) else ""
+    return Drawing(
+        f"{size} ranks: {len(shown)} calls{left_out}",
+        rows,
+        makespan,
+        "" if by_clock else "time: communication calls of all ranks",
+        "µs" if by_clock else "",
+        tuple(arrows()),
+    )
+
+
+def _detail(message: Message) -> str:
+    peer = f" {'from' if message.name == 'receive' else 'to'} rank {message.peer}" if message.name in KINDS else ""
+    return f"{message.name}{peer}, {message.nbytes:,} bytes, at {message.site}"

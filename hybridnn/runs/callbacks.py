@@ -1,4 +1,4 @@
-"""Callbacks of a run: checkpoints and signals between two steps, best weights, patience, and what is recorded.
+"""Callbacks of a run: checkpoints and stop signals between two steps, best weights, and patience.
 
 Signals and elapsed time, which differ between ranks, are agreed on by a small all-reduce about every
 `AGREEMENT_SECONDS`, not after every step.
@@ -6,30 +6,92 @@ Signals and elapsed time, which differ between ranks, are agreed on by a small a
 
 from __future__ import annotations
 
+import os
 import signal
+import threading
 from contextlib import AbstractContextManager, suppress
 from math import inf
 from pathlib import Path
-from time import perf_counter
+from time import monotonic, perf_counter
+from types import FrameType
+from typing import Any
 
 import numpy as np
 
 from hybridnn.checkpoints.writing import CheckpointWriter
 from hybridnn.comm.agreement import agree
+from hybridnn.comm.mpi import is_in_process
 from hybridnn.errors import DataError, EnvironmentProblem, StoppedBySignal
 from hybridnn.nn.parameters import parameter_shapes
 from hybridnn.runs.folder import RunFolder
 from hybridnn.runs.records import best_epoch, epochs_without_improvement, score
 from hybridnn.runs.run_files import BEST_WEIGHTS, read_best_weights
-from hybridnn.runs.stop_signals import StopSignals
 from hybridnn.training.records import EpochRecord, Progress, StepPosition
 from hybridnn.training.trained_network import Callback, TrainedNetwork
 from hybridnn.training.trainer import Trainer
+from hybridnn.utils.processes import REPEAT_SECONDS
 from hybridnn.utils.settings_models import seconds_of
 from hybridnn.utils.text import command_argument
 
 AGREEMENT_SECONDS = 0.02  # approximate time between two agreements; at the end of an epoch there always is one
 MOST_STEPS = 1 << 16  # upper limit of the steps between two agreements
+
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
+INTERRUPTED = b"\ninterrupted: a checkpoint is written at the next step boundary; Ctrl-C again ends the run at once\n"
+
+
+class StopSignals(AbstractContextManager["StopSignals"]):
+    """Context that records the first of `SIGNALS`: the run then finishes its step, writes a checkpoint and exits.
+
+    Slurm sends SIGUSR1 before the time limit (``--signal`` in batch scripts) and SIGTERM for ``scancel`` and
+    preemption; Ctrl-C sends SIGINT, replaced by SIGUSR2 where a launcher would end the ranks on SIGINT
+    (`hybridnn.cli.ranks`). A second signal ends the process immediately, unless it follows within `REPEAT_SECONDS`.
+    Without such a context, Ctrl-C raises ``KeyboardInterrupt``, in `Trainer.fit` of a single process after the step.
+
+    In threads other than the main one it does nothing. If SIGINT is ignored, as in background commands of a shell, it
+    stays ignored. Of ranks in one process, which leave the context in any order, only the one with `announces` installs
+    handlers.
+
+    Parameters
+    ----------
+    announces : bool
+        Print on standard error, once, that an interrupt was received.
+
+    Attributes
+    ----------
+    received : int
+        Number of the first signal, or 0.
+    """
+
+    def __init__(self, *, announces: bool = False) -> None:
+        self._announces = announces
+        self.received = 0
+        self._when = 0.0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        """Install the handlers."""
+        installs = self._announces or not is_in_process()
+        if installs and threading.current_thread() is threading.main_thread():
+            ignored = {signal.SIGINT} if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else set()
+            self._before = {number: signal.signal(number, self._handle) for number in SIGNALS if number not in ignored}
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Restore the previous handlers."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        number = signal.SIGINT if number == signal.SIGUSR2 else number
+        if self.received and monotonic() - self._when > REPEAT_SECONDS:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        if not self.received:
+            self.received, self._when = number, monotonic()
+            if self._announces and number == signal.SIGINT:
+                os.write(2, INTERRUPTED)  # the signal may have come in the middle of a print
 
 
 class Checkpoints(Callback):

@@ -1,4 +1,4 @@
-"""Run folder: resolved settings, history, learning curve and weights.
+"""Run folder: resolved settings, history, learning curve and weights; and the lock of the folder.
 
 An interrupted run never looks finished: ``weights.npz`` is written atomically and only at the end, and only a run that
 completed has a last record of kind ``"end"`` in ``history.jsonl``. The last record of a run that diverged is of kind
@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import io
 import itertools
 import os
+import socket
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from datetime import datetime
@@ -23,7 +26,6 @@ import numpy as np
 from hybridnn.checkpoints.file_io import sync
 from hybridnn.checkpoints.folder import checkpoint_folders
 from hybridnn.errors import EnvironmentProblem, HybridnnError, NonFiniteLossError, SettingError
-from hybridnn.runs.lock import FolderLock
 from hybridnn.runs.records import DivergedRecord, EndRecord, ResumeRecord, RunSummary
 from hybridnn.runs.run_files import (
     BEST_WEIGHTS,
@@ -41,6 +43,9 @@ from hybridnn.runs.run_files import (
 from hybridnn.training.records import EpochRecord, EvaluationRecord, MeasuredStep, Progress, Record, StepRecord
 from hybridnn.utils.files import discard_partial, replace_atomically
 from hybridnn.utils.text import command_argument, to_json
+
+LOCK = ".lock"
+PROBE_SECONDS = 0.05  # delay of the second try to lock: longer than `FolderLock.holder` holds a free lock
 
 RUNS = "runs"  # folder of run folders that are not named
 
@@ -213,3 +218,99 @@ def _named_if_unwritable(folder: Path) -> Iterator[None]:
     except OSError as error:
         reason = f"{Path(error.filename).name} is a link" if error.errno == errno.ELOOP else error.strerror
         raise EnvironmentProblem(f"output.folder = {str(folder)!r} cannot be written: {reason}") from error
+
+
+# -- lock --------------------------------------------------------------------------------------------------------------
+
+
+class FolderInUse(SettingError):  # noqa: N818 - no error if several processes share the work
+    """A folder is locked by another process: `holder`, such as ``"process 17 on n1"``."""
+
+    def __init__(self, folder: Path, holder: str) -> None:
+        super().__init__("output.folder", str(folder), f"is in use by another live job, {holder}")
+        self.holder = holder
+
+
+class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
+    """A lock on a folder, held until `release` or the end of the process; a context manager that releases it.
+
+    On a file system without locks it has no effect.
+
+    Attributes
+    ----------
+    descriptor : int
+        Of the locked file. A process that inherits it also holds the lock.
+    """
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path, self.descriptor = path, descriptor
+        self._is_held = True
+
+    @classmethod
+    def take(cls, folder: Path, name: str = LOCK) -> FolderLock:
+        """Lock the folder by its file `name`.
+
+        Raises
+        ------
+        FolderInUse
+            If another process holds the lock.
+        OSError
+            If the folder cannot be written.
+        """
+        path = folder / name
+        while True:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+            try:
+                held = not _locked(descriptor, fcntl.LOCK_EX) and not _locked(descriptor, fcntl.LOCK_EX, PROBE_SECONDS)
+            except OSError:
+                break
+            if held:
+                holder = _holder_in(descriptor)
+                os.close(descriptor)
+                raise FolderInUse(folder, holder)
+            with contextlib.suppress(FileNotFoundError):  # its last holder has removed the file between the two calls
+                if os.path.samestat(os.stat(path), os.fstat(descriptor)):
+                    break
+            os.close(descriptor)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        return cls(path, descriptor)
+
+    @staticmethod
+    def holder(folder: Path, name: str = LOCK) -> str | None:
+        """Return the process that holds the lock of a folder, or None without one or without locks."""
+        try:
+            descriptor = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            return None if _locked(descriptor, fcntl.LOCK_SH) else _holder_in(descriptor)
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
+
+    def release(self) -> None:
+        """Release the lock; other processes can take it."""
+        if self._is_held:
+            self._path.unlink(missing_ok=True)
+            os.close(self.descriptor)
+            self._is_held = False
+
+    def __exit__(self, *exception: object) -> None:
+        """Release the lock."""
+        self.release()
+
+
+def _locked(descriptor: int, kind: int, wait: float = 0.0) -> bool:
+    """Try to lock the open file after `wait` seconds; whether it worked."""
+    time.sleep(wait)
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _holder_in(descriptor: int) -> str:
+    return os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "which has just begun"

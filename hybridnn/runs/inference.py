@@ -1,11 +1,11 @@
-"""Use of the network of a trained run: evaluation, prediction, and export as plain arrays."""
+"""Use of the network of a trained run: evaluation, by class or target too, and prediction."""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import inf
 from pathlib import Path
 from typing import Any, Literal
@@ -16,41 +16,112 @@ from scipy.special import softmax
 
 from hybridnn.comm.agreement import agree, value_of_first
 from hybridnn.config.settings import TABLE_KEYS, DataSettings, settings_from
-from hybridnn.data import (
-    ArrayRows,
-    Dataset,
-    Rows,
-    StandardizedRows,
-    Standardizer,
-    SubsetRows,
-    TableEncoding,
-    split_dataset,
-)
+from hybridnn.data import ArrayRows, Dataset, Rows, StandardizedRows, SubsetRows, TableEncoding, split_dataset
 from hybridnn.data.loaders import npz_samples
 from hybridnn.data.rows import as_rows
 from hybridnn.data.table_file import Table, read_table
 from hybridnn.data.table_options import TableOptions, require_columns
 from hybridnn.data.user_file import SUFFIXES, TABLES, has_table, read_like
 from hybridnn.errors import DataError, SettingError
-from hybridnn.nn.parameters import parameter_shapes
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.runs.data import PlacedData, place_data
-from hybridnn.runs.quality import ClassReport, RegressionReport, Report
 from hybridnn.runs.trained_run import TrainedRun
 from hybridnn.training.metrics import Metrics
 from hybridnn.training.trainer import Trainer
 from hybridnn.utils.files import npz_bytes
 from hybridnn.utils.text import counted, shown_path
 
-Arrays = dict[str, NDArray[Any]]
-
-EXPORTED_NAMES = {"x_mean": "input_mean", "x_scale": "input_scale", "y_mean": "target_mean", "y_scale": "target_scale"}
-
 BLOCK_ELEMENTS = 2**22
 """Elements of the inputs that are broadcast at a time, so that only rank 0 needs memory for a large file."""
 
 
 # -- evaluation --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ClassReport:
+    """Counts of predictions by class.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Of the classes.
+    confusion : ndarray of int64, shape (classes, classes)
+        Samples by true class (row) and predicted class (column).
+    """
+
+    names: tuple[str, ...]
+    confusion: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, names: Sequence[str], true: NDArray[np.int64], predicted: NDArray[np.int64]) -> ClassReport:
+        """Count predictions."""
+        classes = len(names)
+        counts = np.bincount(true * classes + predicted, minlength=classes * classes)
+        return cls(tuple(names), counts.reshape(classes, classes))
+
+    @property
+    def support(self) -> NDArray[np.int64]:
+        """Samples of every class."""
+        total: NDArray[np.int64] = self.confusion.sum(axis=1)
+        return total
+
+    @property
+    def scores(self) -> NDArray[np.float64]:
+        """Precision, recall and F1 of every class, shape (3, classes); 0 where there are no samples."""
+        predicted = self.confusion.sum(axis=0)
+        counts = np.stack([predicted, self.support, (predicted + self.support) / 2])
+        found = np.zeros(counts.shape)
+        np.divide(self.confusion.diagonal(), counts, out=found, where=counts > 0)
+        return found
+
+    def means(self) -> dict[str, list[float]]:
+        """Precision, recall and F1, as means over the classes and as means over the samples."""
+        weights = self.support / max(self.support.sum(), 1)
+        return {"macro mean": self.scores.mean(axis=1).tolist(), "weighted mean": (self.scores @ weights).tolist()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers, for JSON."""
+        keys = ("precision", "recall", "f1", "samples")
+        rows = zip(*self.scores.tolist(), self.support.tolist(), strict=True)
+        return {
+            "classes": [
+                {"name": name, **dict(zip(keys, row, strict=True))} for name, row in zip(self.names, rows, strict=True)
+            ],
+            **{name.replace(" ", "_"): dict(zip(keys, values, strict=False)) for name, values in self.means().items()},
+            "confusion": self.confusion.tolist(),
+        }
+
+
+@dataclass(frozen=True)
+class TargetErrors:
+    """Errors of the predictions of one target, in its units."""
+
+    target: str
+    r2: float  # NaN where the target is constant
+    rmse: float
+    mae: float
+
+
+@dataclass(frozen=True)
+class RegressionReport:
+    """Errors of predictions by target."""
+
+    targets: tuple[TargetErrors, ...]
+
+    @classmethod
+    def of(cls, names: Sequence[str], true: NDArray[Any], predicted: NDArray[Any]) -> RegressionReport:
+        """Compare predictions with targets, both of shape (samples, targets)."""
+        errors = predicted - true
+        residual, total = np.sum(errors**2, axis=0), np.sum((true - true.mean(axis=0)) ** 2, axis=0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            r2 = np.where(total > 0, 1 - residual / total, np.nan)
+        figures = (r2, np.sqrt(residual / len(true)), np.abs(errors).mean(axis=0))
+        return cls(tuple(map(TargetErrors, names, *(values.tolist() for values in figures))))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers, for JSON."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -62,9 +133,8 @@ class Evaluation:
     metrics: Metrics  # in the units of the training: standardized if the run standardized its data
     # columns of a table that are neither inputs of the run nor targets; on rank 0
     ignored: tuple[str, ...] = ()
-    report: Report | None = field(
-        default=None, compare=False
-    )  # on rank 0, by class or target, in the units of the data
+    # on rank 0, by class or target, in the units of the data
+    report: ClassReport | RegressionReport | None = field(default=None, compare=False)
 
 
 def evaluate_run(
@@ -120,7 +190,9 @@ def evaluate_run(
     return Evaluation(settings.name or str(settings.file), found, metrics, ignored, report)
 
 
-def _report(run: TrainedRun, grid: ProcessGrid, trainer: Trainer, placed: PlacedData) -> Report | None:
+def _report(
+    run: TrainedRun, grid: ProcessGrid, trainer: Trainer, placed: PlacedData
+) -> ClassReport | RegressionReport | None:
     """Predictions of all samples compared with their targets, on rank 0; collective."""
     count = placed.train_samples
     regression = run.task == "regression"
@@ -135,7 +207,7 @@ def _report(run: TrainedRun, grid: ProcessGrid, trainer: Trainer, placed: Placed
         return ClassReport.of(run.class_names, true, found)
     if run.standardizer is not None:
         true, found = run.standardizer.restore_y(true), run.standardizer.restore_y(found)
-    return RegressionReport(_target_names(run), true, found)
+    return RegressionReport.of(_target_names(run), true, found)
 
 
 def _predicted(
@@ -384,53 +456,3 @@ def _predictions(run: TrainedRun, outputs: NDArray[Any]) -> Predictions:
     return Predictions(
         _target_names(run), exact if run.standardizer is None else run.standardizer.restore_y(exact), None
     )
-
-
-# -- export ------------------------------------------------------------------------------------------------------------
-
-
-def export_arrays(run: TrainedRun, *, fold_standardization: bool = False) -> Arrays:
-    """Weights, activations and standardization of the network.
-
-    Raises `SettingError` if the standardization cannot be folded, because the first layer is residual.
-
-    Parameters
-    ----------
-    fold_standardization : bool
-        Fold shift and scale of the inputs into the first layer, and those of the targets into the last layer: inputs
-        and outputs are then in their original units. All parameters become float64.
-
-    Returns
-    -------
-    dict of str to ndarray
-        ``layers.<i>.weight``, shape (outputs, inputs), and ``layers.<i>.bias``, shape (outputs,); ``activations``,
-        names, and ``residual``, bool, both of shape (layers,): a layer computes ``activation(W x + b)``, plus ``x`` if
-        it is residual. If the run standardized and nothing is folded, ``input_mean`` and ``input_scale``, shape
-        (inputs,), and for regression ``target_mean`` and ``target_scale``, shape (outputs,): the input of the network
-        is ``(x - input_mean) / input_scale``, its output ``(y - target_mean) / target_scale``.
-    """
-    arrays: Arrays = {name: run.weights[name] for name in parameter_shapes(run.model)}
-    if run.standardizer is not None and fold_standardization:
-        arrays = _folded(run, arrays, run.standardizer)
-    elif run.standardizer is not None:
-        arrays |= {EXPORTED_NAMES[name]: array for name, array in run.standardizer.to_arrays().items()}
-    layers = run.model.layers
-    arrays["activations"] = np.array([layer.activation for layer in layers])
-    arrays["residual"] = np.array([layer.residual for layer in layers])
-    return arrays
-
-
-def _folded(run: TrainedRun, arrays: Arrays, standardizer: Standardizer) -> Arrays:
-    if run.model.layers[0].residual:
-        why = "the first layer is residual: it adds its standardized inputs to its outputs, which no weights can undo"
-        raise SettingError("--fold-standardization", True, why)
-    folded: Arrays = {name: array.astype(np.float64) for name, array in arrays.items()}
-    first, last = "layers.0", f"layers.{len(run.model.layers) - 1}"
-    # W (x - mean) / scale + b = (W / scale) x + (b - (W / scale) mean)
-    folded[f"{first}.weight"] /= standardizer.x_scale
-    folded[f"{first}.bias"] -= folded[f"{first}.weight"] @ standardizer.x_mean
-    if standardizer.y_mean is not None and standardizer.y_scale is not None:
-        folded[f"{last}.weight"] *= standardizer.y_scale[:, None]
-        folded[f"{last}.bias"] *= standardizer.y_scale
-        folded[f"{last}.bias"] += standardizer.y_mean
-    return folded

@@ -10,8 +10,7 @@ from functools import partial
 from math import ceil
 from pathlib import Path
 
-from hybridnn.checkpoints.folder import checkpoint_folders
-from hybridnn.checkpoints.manifest import Manifest, Origin
+from hybridnn.checkpoints.folder import Manifest, Origin, checkpoint_folders
 from hybridnn.checkpoints.reading import Checkpoint, newest_valid
 from hybridnn.checkpoints.shards import array_shapes
 from hybridnn.checkpoints.writing import origin_of

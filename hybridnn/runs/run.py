@@ -21,19 +21,13 @@ from hybridnn.data import Dataset
 from hybridnn.data.table_problems import TableError
 from hybridnn.errors import EnvironmentProblem, HybridnnError, NonFiniteLossError, SettingError
 from hybridnn.parallel.grid import ProcessGrid, all_ranks_group
-from hybridnn.runs.callbacks import (
-    BestWeights,
-    Checkpoints,
-    Patience,
-    restore_best_weights,
-)
+from hybridnn.runs.callbacks import BestWeights, Checkpoints, Patience, StopSignals, restore_best_weights
 from hybridnn.runs.data import PlacedData, place_data
 from hybridnn.runs.folder import RUNS, RunFolder, Start, resume_advice
 from hybridnn.runs.records import RunSummary, RunView, epochs_without_improvement
 from hybridnn.runs.report import RunReport, summarize
 from hybridnn.runs.resume import data_identity, resume, training_settings
 from hybridnn.runs.run_files import CHECKPOINTS, HISTORY, TRACE
-from hybridnn.runs.stop_signals import StopSignals
 from hybridnn.runs.trace_file import write_trace
 from hybridnn.runs.workload import choose_parallel_settings, predicted_step, with_divided_pipeline
 from hybridnn.training.device import resolve_device

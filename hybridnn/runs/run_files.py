@@ -25,6 +25,7 @@ from hybridnn.errors import DataError, SettingError, one_line
 from hybridnn.runs.records import DivergedRecord, EndRecord, LoadRecord, PredictedStep, ResumeRecord, RunHeader
 from hybridnn.training.records import EpochRecord, EvaluationRecord, MeasuredStep, Record, StepRecord
 from hybridnn.utils.files import LINE_BYTES, TOML_BYTES, parse_json, read_lines, read_npz, read_tail, read_text
+from hybridnn.utils.plugins import GROUPS, noted_package
 from hybridnn.utils.settings_models import first_problem
 from hybridnn.utils.text import shown_path, to_json
 
@@ -42,11 +43,13 @@ WEIGHTS = "weights.npz"
 BEST_WEIGHTS = "best-weights.npz"
 CHECKPOINTS = "checkpoints"
 
-_RECORD_CLASSES: tuple[type[Record], ...] = (
-    *(RunHeader, ResumeRecord, PredictedStep, LoadRecord, EndRecord, DivergedRecord),
-    *(StepRecord, MeasuredStep, EpochRecord, EvaluationRecord),
-)
-RECORD_CLASSES: dict[str, type[Record]] = {record_class.kind: record_class for record_class in _RECORD_CLASSES}
+RECORD_CLASSES: dict[str, type[Record]] = {
+    record_class.kind: record_class
+    for record_class in (
+        *(RunHeader, ResumeRecord, PredictedStep, LoadRecord, EndRecord, DivergedRecord),
+        *(StepRecord, MeasuredStep, EpochRecord, EvaluationRecord),
+    )
+}
 
 RecordClass = TypeVar("RecordClass", bound=Record)
 
@@ -145,19 +148,14 @@ def read_config(folder: Path) -> Settings:
     try:
         settings = load_settings(path)
     except SettingError as error:
-        raise DataError(f"{error}{_missing_package(error, path)}") from error
+        package = ""  # of a method or an optimizer that is not installed now
+        if error.setting in GROUPS:
+            package = noted_package(error.setting, read_text(path, TOML_BYTES))
+        missing = f"; the run took it from the package {package}, which is not installed" if package else ""
+        raise DataError(f"{error}{missing}") from error
     if read_tail(path, len(CONFIG_END)) != CONFIG_END.encode():
         raise DataError(f"{path}: is cut off: its last line is not {CONFIG_END.strip()!r}")
     return settings
-
-
-def _missing_package(error: SettingError, path: Path) -> str:
-    """The package of a method or an optimizer of a run that is not installed now."""
-    from hybridnn.utils.plugins import GROUPS, noted_package
-
-    if error.setting not in GROUPS or not (package := noted_package(error.setting, read_text(path, TOML_BYTES))):
-        return ""
-    return f"; the run took it from the package {package}, which is not installed"
 
 
 def to_line(record: Record) -> str:
@@ -241,6 +239,11 @@ def of_class(records: Iterable[Record], record_class: type[RecordClass]) -> list
     return [record for record in records if isinstance(record, record_class)]
 
 
+def last_of(records: Iterable[Record], record_class: type[RecordClass]) -> RecordClass | None:
+    """The last record of one class; None without one."""
+    return next(reversed(of_class(records, record_class)), None)
+
+
 def read_epochs(folder: Path) -> tuple[list[EpochRecord], str]:
     """The epochs of the run in `folder`, and the damage of its history; see `read_records`."""
     records, damage = read_records(folder)
@@ -249,8 +252,8 @@ def read_epochs(folder: Path) -> tuple[list[EpochRecord], str]:
 
 def disturbance_in(folder: Path) -> float:
     """`RunRecord.disturbance` of the run in `folder`, whatever else its history holds."""
-    loads = of_class(read_records(folder)[0], LoadRecord)
-    return loads[-1].disturbance if loads else 0.0
+    load = last_of(read_records(folder)[0], LoadRecord)
+    return 0.0 if load is None else load.disturbance
 
 
 def read_run(folder: Path) -> RunRecord:
@@ -267,22 +270,21 @@ def read_run(folder: Path) -> RunRecord:
     records, damage = read_records(folder)
     if damage:
         raise DataError(damage)
-    headers, epochs = of_class(records, RunHeader), of_class(records, EpochRecord)
-    diverged = of_class(records, DivergedRecord) if status == "diverged" else []
-    if not headers or not (epochs or diverged):
-        raise DataError(f"{folder / HISTORY}: has no {'epoch' if headers else 'header'}")
-    predictions, loads = of_class(records, PredictedStep), of_class(records, LoadRecord)
+    header, epochs = last_of(records, RunHeader), of_class(records, EpochRecord)
+    diverged = last_of(records, DivergedRecord) if status == "diverged" else None
+    if header is None or not (epochs or diverged):
+        raise DataError(f"{folder / HISTORY}: has no {'header' if header is None else 'epoch'}")
     run = RunRecord(
         folder,
         settings,
-        headers[-1],
+        header,
         tuple(epochs),
-        predictions[-1] if predictions else None,
+        last_of(records, PredictedStep),
         tuple(of_class(records, MeasuredStep)),
         tuple(of_class(records, StepRecord)),
-        diverged[-1] if diverged else None,
+        diverged,
         tuple(of_class(records, EvaluationRecord)),
-        loads[-1] if loads else None,
+        last_of(records, LoadRecord),
     )
     if (problem := _impossible_figure(run)) is not None:
         raise DataError(f"{folder / HISTORY}: not the record of a run: {problem}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.cost.calibration.computation import StepCase, StepTime
-from hybridnn.cost.prediction.workload import UPDATE_RULES
+from hybridnn.cost.prediction import UPDATE_RULES
 from hybridnn.nn.kernels import NUMPY
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.training.config import TrainConfig

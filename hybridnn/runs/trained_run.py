@@ -1,4 +1,4 @@
-"""Trained run: a run folder read for its weights, those of its end, of its best epoch or of a checkpoint."""
+"""Trained run: a run folder with its weights, those of its end, its best epoch or a checkpoint, and their export."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from hybridnn.data import Standardizer, TableEncoding, Task
 from hybridnn.errors import DataError, SettingError
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD
-from hybridnn.nn.parameters import check_weights
+from hybridnn.nn.parameters import check_weights, parameter_shapes
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.runs.records import EndRecord, best_epoch, score
 from hybridnn.runs.run_files import (
@@ -32,6 +32,7 @@ from hybridnn.runs.run_files import (
     STANDARDIZATION,
     TABLE,
     WEIGHTS,
+    last_of,
     of_class,
     read_best_weights,
     read_config,
@@ -45,6 +46,8 @@ from hybridnn.utils.files import TOML_BYTES, FileError, read_json, read_npz
 from hybridnn.utils.text import shown_path
 
 Array = NDArray[Any]
+
+EXPORTED_NAMES = {"x_mean": "input_mean", "x_scale": "input_scale", "y_mean": "target_mean", "y_scale": "target_scale"}
 
 Result = TypeVar("Result")
 
@@ -116,17 +119,24 @@ class TrainedRun:
 def open_run(
     folder: Path, checkpoint: str | None = None, group: Group | None = None, *, best: bool = False
 ) -> TrainedRun:
-    """Read a run folder.
-
-    Raises `DataError` or `SettingError` if `folder` holds no run, the run has no weights, or its files are damaged or
-    do not belong together.
+    """Read a run folder with the weights at its end, else those of its newest valid checkpoint.
 
     Parameters
     ----------
-    checkpoint, best
-        As for `find_weights`.
+    checkpoint : str, optional
+        Name of the checkpoint to take instead, such as ``step-00001234``.
     group : Group, optional
-        Ranks that all read: collective over it, errors are raised on all. None: this rank reads alone.
+        Ranks that all read, and share the verification of checkpoints: collective over it, errors are raised on all.
+        None: this rank reads alone.
+    best : bool
+        Take the weights of the best epoch instead.
+
+    Raises
+    ------
+    SettingError
+        If there is no checkpoint of that name, or both it and the best weights are asked for.
+    DataError
+        If `folder` holds no run, the run has no weights, or its files are damaged or do not belong together.
     """
     settings = _agree(group, lambda: _read_settings(folder))
     source = find_weights(folder, checkpoint, group, best=settings.training.monitor if best else "")
@@ -136,24 +146,7 @@ def open_run(
 def find_weights(
     folder: Path, checkpoint: str | None = None, group: Group | None = None, *, best: str = ""
 ) -> WeightsSource:
-    """Find the weights at the end of the run in `folder`, else those of its newest valid checkpoint.
-
-    Parameters
-    ----------
-    checkpoint : str, optional
-        Name of the checkpoint to take instead, such as ``step-00001234``.
-    group : Group, optional
-        Ranks that share the verification of checkpoints; collective over it, with the same result on all.
-    best : str
-        Take the weights of the best epoch by this ``training.monitor`` instead.
-
-    Raises
-    ------
-    SettingError
-        If there is no checkpoint of that name, or both it and the best weights are named.
-    DataError
-        If the run has no weights, or only damaged ones.
-    """
+    """Find the weights for `open_run`; `best` is the ``training.monitor`` by which an epoch is the best."""
     if best and checkpoint is not None:
         raise SettingError("--best", True, "does not go with --checkpoint")
     if best:
@@ -186,8 +179,8 @@ def _step_of_weights(folder: Path) -> int | None:
     steps = {record.epoch: record.step for record in of_class(records, EpochRecord)}
     if damage or not steps:
         return None
-    ends = of_class(records, EndRecord)
-    return steps.get(ends[-1].weights_epoch or max(steps)) if ends else None
+    end = last_of(records, EndRecord)
+    return None if end is None else steps.get(end.weights_epoch or max(steps))
 
 
 def _read_settings(folder: Path) -> Settings:
@@ -299,3 +292,53 @@ def _named_checkpoint(folder: Path, name: str, group: Group | None, *, is_first:
 
 def _of_checkpoint(found: Checkpoint, damaged: list[str]) -> WeightsSource:
     return WeightsSource(found.path, found.manifest.progress.step, found.weights, tuple(damaged))
+
+
+# -- export ------------------------------------------------------------------------------------------------------------
+
+
+def export_arrays(run: TrainedRun, *, fold_standardization: bool = False) -> dict[str, Array]:
+    """Weights, activations and standardization of the network.
+
+    Raises `SettingError` if the standardization cannot be folded, because the first layer is residual.
+
+    Parameters
+    ----------
+    fold_standardization : bool
+        Fold shift and scale of the inputs into the first layer, and those of the targets into the last layer: inputs
+        and outputs are then in their original units. All parameters become float64.
+
+    Returns
+    -------
+    dict of str to ndarray
+        ``layers.<i>.weight``, shape (outputs, inputs), and ``layers.<i>.bias``, shape (outputs,); ``activations``,
+        names, and ``residual``, bool, both of shape (layers,): a layer computes ``activation(W x + b)``, plus ``x`` if
+        it is residual. If the run standardized and nothing is folded, ``input_mean`` and ``input_scale``, shape
+        (inputs,), and for regression ``target_mean`` and ``target_scale``, shape (outputs,): the input of the network
+        is ``(x - input_mean) / input_scale``, its output ``(y - target_mean) / target_scale``.
+    """
+    arrays: dict[str, Array] = {name: run.weights[name] for name in parameter_shapes(run.model)}
+    if run.standardizer is not None and fold_standardization:
+        arrays = _folded(run, arrays, run.standardizer)
+    elif run.standardizer is not None:
+        arrays |= {EXPORTED_NAMES[name]: array for name, array in run.standardizer.to_arrays().items()}
+    layers = run.model.layers
+    arrays["activations"] = np.array([layer.activation for layer in layers])
+    arrays["residual"] = np.array([layer.residual for layer in layers])
+    return arrays
+
+
+def _folded(run: TrainedRun, arrays: dict[str, Array], standardizer: Standardizer) -> dict[str, Array]:
+    if run.model.layers[0].residual:
+        why = "the first layer is residual: it adds its standardized inputs to its outputs, which no weights can undo"
+        raise SettingError("--fold-standardization", True, why)
+    folded: dict[str, Array] = {name: array.astype(np.float64) for name, array in arrays.items()}
+    first, last = "layers.0", f"layers.{len(run.model.layers) - 1}"
+    # W (x - mean) / scale + b = (W / scale) x + (b - (W / scale) mean)
+    folded[f"{first}.weight"] /= standardizer.x_scale
+    folded[f"{first}.bias"] -= folded[f"{first}.weight"] @ standardizer.x_mean
+    if standardizer.y_mean is not None and standardizer.y_scale is not None:
+        folded[f"{last}.weight"] *= standardizer.y_scale[:, None]
+        folded[f"{last}.bias"] *= standardizer.y_scale
+        folded[f"{last}.bias"] += standardizer.y_mean
+    return folded

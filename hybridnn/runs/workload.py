@@ -24,7 +24,7 @@ from hybridnn.training.layout_choice import resolve_layout
 
 if TYPE_CHECKING:
     from hybridnn.cost.machine import Machine
-    from hybridnn.cost.prediction.workload import Workload
+    from hybridnn.cost.prediction import Workload
     from hybridnn.training.trainer import Trainer
 
 
@@ -37,16 +37,13 @@ def workload_from_settings(settings: Settings) -> Workload:
         As the trainer would: the data do not exist, or an option does not fit them.
     """
     data = settings.data.describe(settings.model.task)
-    return workload_of_run(settings, _model(settings, data), _train_samples(data, settings.data), data.task)
-
-
-def _model(settings: Settings, data: Dataset | DatasetInfo) -> MLP:
-    return settings.model.make(data.features, data.outputs, data.task)
+    model = settings.model.make(data.features, data.outputs, data.task)
+    return workload_of_run(settings, model, _train_samples(data, settings.data), data.task)
 
 
 def workload_of_run(settings: Settings, model: MLP, train_samples: int, task: str) -> Workload:
     """The workload of `settings` on data of known shape."""
-    from hybridnn.cost.prediction.workload import Workload
+    from hybridnn.cost.prediction import Workload
 
     return Workload(
         model,
@@ -110,10 +107,12 @@ def require_fitting_layout(settings: Settings, ranks: int) -> None:
     """Raise what a training on `ranks` ranks would raise about its layout, as far as no data file is read for that."""
     if settings.parallel.auto:
         return
+    # A file decides the widths of the first and the last layer: wide ones can be split among any ranks.
+    features, outputs, task = UNKNOWN_WIDTH, UNKNOWN_WIDTH, settings.model.task or "classification"
     if settings.data.file is None:
-        model = _model(settings, settings.data.describe(settings.model.task))
-    else:  # the file decides the widths of the first and the last layer: wide ones can be split among any ranks
-        model = settings.model.make(UNKNOWN_WIDTH, UNKNOWN_WIDTH, settings.model.task or "classification")
+        data = settings.data.describe(settings.model.task)
+        features, outputs, task = data.features, data.outputs, data.task
+    model = settings.model.make(features, outputs, task)
     if settings.parallel.partition == "profile":  # the layers of the stages are timed in the run; all else is checked
         parallel = settings.parallel.model_copy(update={"partition": ParallelSettings().partition})
         settings = settings.model_copy(update={"parallel": parallel})

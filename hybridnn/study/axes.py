@@ -1,30 +1,147 @@
-"""Axes of a study: their names and values, and the settings that a value changes."""
+"""Axes of a study: their names and values, layouts with their families, and the settings that a value changes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from math import prod
+from typing import Any, NamedTuple
 
 from hybridnn.comm.launcher import BINDINGS
-from hybridnn.errors import SettingError
-from hybridnn.study.layouts import (
-    NAMED_GRIDS,
-    NO_METHOD,
-    LayoutChoice,
-    check_method,
-    methods_of,
-    parse_grid,
-    parse_layout,
-)
+from hybridnn.errors import GridError, SettingError
+from hybridnn.parallel.grid import fitting_grids
+from hybridnn.pipeline.schedules.methods import METHODS, find_method
 from hybridnn.utils.checks import must_be_one_of, require_whole
 from hybridnn.utils.settings_models import by_dotted_name
+
+# -- layouts -----------------------------------------------------------------------------------------------------------
+
+Grid = tuple[int, int, int]
+"""Ranks along pipeline, batch and model."""
+
+NO_METHOD = "-"  # of a layout without stages
+
+FAMILIES = ("batch", "model", "grid", "pipeline", "all")
+"""Names in place of a grid: all ranks along one axis, several along batch and model, stages with all other ranks along
+batch, and all of these with every exact method that lets stages work at once."""
+
+STALE = "stale"
+"""Name in place of methods: all asynchronous ones, those of installed packages too."""
+
+FORMS = "'batch', 'model', 'grid', 'pipeline:1f1b', 'all', '2x4' (batch x model) or '2x2x1:1f1b' (with stages first)"
+
+NAMED_GRIDS = {"batch": r"[0-9]+x1", "model": r"1x[0-9]+", "mixed": r"(?!1x)[0-9]+x(?!1$)[0-9]+"}
+"""Names of grids in a baseline and in statements: all ranks along one axis, or several along both; grids as text."""
+
+
+class StudyLayout(NamedTuple):
+    """A process grid, and the method of its pipeline; `NO_METHOD` with one stage."""
+
+    grid: Grid
+    method: str = NO_METHOD
+
+
+ONE_RANK = StudyLayout((1, 1, 1))
+
+
+@dataclass(frozen=True)
+class LayoutChoice:
+    """A value of the axis ``layouts``: a grid or one of `FAMILIES`, with methods where it has stages."""
+
+    text: str
+    grid: Grid | None  # None: a family
+    methods: tuple[str, ...]
+
+    @property
+    def is_one(self) -> bool:
+        """Whether it stands for at most one layout of a number of ranks."""
+        return len(self.methods) < 2 and (self.grid is not None or self.text in ("batch", "model"))
+
+    def layouts(self, ranks: int | None) -> list[StudyLayout]:
+        """The layouts of so many ranks, None for those of the grid; raises `GridError` where there is none.
+
+        One rank has one layout, which belongs to every family.
+        """
+        if self.grid is not None:
+            if ranks not in (None, prod(self.grid)):
+                raise GridError("the layout has another number of ranks")
+            return [StudyLayout(self.grid, method) for method in self.methods or (NO_METHOD,)]
+        if ranks is None:
+            raise SettingError("axes.layouts", self.text, "needs the axis ranks, or a grid with numbers, such as '2x4'")
+        if ranks == 1:
+            return [ONE_RANK]
+        found = list(self._of_family(ranks))
+        if not found:
+            raise GridError("a grid of several batch and model ranks needs a number of ranks that is not prime")
+        return found
+
+    def _of_family(self, ranks: int) -> Iterator[StudyLayout]:
+        name = self.text.partition(":")[0]
+        for batch, model in fitting_grids(ranks):
+            kind = "batch" if model == 1 else "model" if batch == 1 else "grid"
+            if name in (kind, "all"):
+                yield StudyLayout((1, batch, model))
+        for stages in range(ranks, 1, -1):
+            if ranks % stages == 0:
+                yield from (StudyLayout((stages, ranks // stages, 1), method) for method in self.methods)
+
+
+def parse_grid(value: Any) -> Grid:
+    """Return the grid of ``"2x4"`` (batch x model) or ``"2x2x1"`` (with the stages first)."""
+    if not isinstance(value, str) or not re.fullmatch(r"[1-9][0-9]*(x[1-9][0-9]*){1,2}", value):
+        raise SettingError("grid", value, "must be '2x4' (batch x model) or '2x2x1' (pipeline x batch x model)")
+    sizes = [int(part) for part in value.split("x")]
+    pipeline, batch, model = [1, *sizes] if len(sizes) == 2 else sizes
+    return pipeline, batch, model
+
+
+def parse_layout(value: Any) -> LayoutChoice:
+    """Return a value of the axis; raises `SettingError` for another form, an unknown method, or one without stages."""
+    name, colon, names = value.partition(":") if isinstance(value, str) else ("", "", "")
+    grid = None
+    if name not in FAMILIES:
+        try:
+            grid = parse_grid(name)
+        except SettingError:
+            raise SettingError("axes.layouts", value, f"must be {FORMS}") from None
+    has_stages = name == "pipeline" if grid is None else grid[0] > 1
+    if has_stages != bool(colon):
+        problem = "needs a method, such as" if has_stages else "has no stages, and so no method; allowed are"
+        raise SettingError("axes.layouts", value, f"{problem} {f'{name}:1f1b' if has_stages else FORMS}")
+    if name == "all":
+        methods = tuple(method.name for method in METHODS.values() if method.exact and method.name != "sequential")
+    else:
+        methods = tuple(dict.fromkeys(chain.from_iterable(map(_named, names.split(","))))) if has_stages else ()
+    return LayoutChoice(value, grid, methods)
+
+
+def _named(text: str) -> list[str]:
+    """The methods of a name, which may be `STALE`."""
+    if text.strip() == STALE:
+        return [method.name for method in METHODS.values() if not method.exact]
+    return [find_method(text.strip()).name]
+
+
+def check_method(value: Any) -> str:
+    """Return the method of a cell, which may be `NO_METHOD`."""
+    return NO_METHOD if value == NO_METHOD else find_method(value).name
+
+
+def methods_of(choices: Sequence[LayoutChoice]) -> list[str]:
+    """The methods of the cells of some choices, each once."""
+    has_others = any(choice.grid is None or not choice.methods for choice in choices)
+    return [*dict.fromkeys(method for choice in choices for method in choice.methods), *[NO_METHOD] * has_others]
+
+
+# -- axes --------------------------------------------------------------------------------------------------------------
 
 MOST_REPEATS = 1000  # a number with a digit too many would be a list that fills the memory
 
 DEFAULT_HIDDEN = (256, 256)
+BATCH_SIZE = "training.batch_size"
 
 REPEATED = ("repeat", "seed")
 """Labels of the axes of repetitions, over which results are summarized. They vary slowest, so that every combination of
@@ -83,15 +200,6 @@ def _find_axis(name: str) -> Axis:
     return Axis(name, name, _setting(name))
 
 
-def _whole_axis(name: str, label: str, apply: Apply, description: str, least: int = 1, most: int | None = None) -> Axis:
-    """An axis of whole numbers."""
-
-    def check(value: Any) -> Any:
-        return require_whole(f"axes.{name}", value, least, most)
-
-    return Axis(name, label, apply, check, description)
-
-
 def _check_binding(value: Any) -> Any:
     if value not in BINDINGS:
         raise SettingError("axes.binding", value, must_be_one_of(BINDINGS))
@@ -103,10 +211,10 @@ def _apply_nothing(settings: Table, value: Any, ranks: int) -> None:
 
 
 def _apply_grid(settings: Table, value: Any, ranks: int) -> None:
-    parallel = _section(settings, "parallel")
+    for key, size in zip(("pipeline", "batch", "model"), value, strict=True):
+        _set_value(settings, f"parallel.{key}", size)
     for key in ("stages", "method"):  # a layout without stages has no method either
-        parallel.pop(key, None)
-    parallel.update(zip(("pipeline", "batch", "model"), value, strict=True))
+        settings["parallel"].pop(key, None)
 
 
 def _apply_method(settings: Table, value: Any, ranks: int) -> None:
@@ -115,19 +223,11 @@ def _apply_method(settings: Table, value: Any, ranks: int) -> None:
 
 
 def _hidden(settings: Table) -> Sequence[Any]:
-    model = _section(settings, "model")
-    hidden: Any = model.get("hidden", DEFAULT_HIDDEN)
+    model = settings.get("model", {})
+    hidden: Any = model.get("hidden", DEFAULT_HIDDEN) if isinstance(model, dict) else None
     if not isinstance(hidden, list | tuple) or any(isinstance(width, list | dict) for width in hidden):
         raise SettingError("model.hidden", hidden, "must be a list of widths")
     return hidden
-
-
-def _section(settings: Table, name: str) -> Table:
-    """A section of nested plain settings, created if it is missing."""
-    section = settings.setdefault(name, {})
-    if not isinstance(section, dict):
-        raise SettingError(name, section, "must be a section")
-    return section
 
 
 def _apply_depth(settings: Table, value: Any, ranks: int) -> None:
@@ -141,23 +241,21 @@ def _apply_width(settings: Table, value: Any, ranks: int) -> None:
     _set_value(settings, "model.hidden", [value] * len(_hidden(settings)))
 
 
-def _setting(dotted: str) -> Apply:
-    return lambda settings, value, ranks: _set_value(settings, dotted, value)
+def _setting(dotted: str, *, per_rank: bool = False) -> Apply:
+    return lambda settings, value, ranks: _set_value(settings, dotted, value * ranks if per_rank else value)
 
 
-def _per_rank(dotted: str) -> Apply:
-    return lambda settings, value, ranks: _set_value(settings, dotted, value * ranks)
+def _numbers(
+    name: str, label: str, description: str, apply: Apply = _apply_nothing, least: int = 1, most: int | None = None
+) -> Axis:
+    """An axis of whole numbers."""
+    return Axis(name, label, apply, lambda value: require_whole(f"axes.{name}", value, least, most), description)
 
 
 _KNOWN_AXES = (
-    _whole_axis("ranks", "ranks", _apply_nothing, "Ranks of a run."),
-    _whole_axis(
-        "nodes",
-        "nodes",
-        _apply_nothing,
-        "Nodes on which the ranks are; with `ranks_per_node`, `ranks` may be left out.",
-    ),
-    _whole_axis("ranks_per_node", "ranks-per-node", _apply_nothing, "Ranks on a node; the last node may have fewer."),
+    _numbers("ranks", "ranks", "Ranks of a run."),
+    _numbers("nodes", "nodes", "Nodes on which the ranks are; with `ranks_per_node`, `ranks` may be left out."),
+    _numbers("ranks_per_node", "ranks-per-node", "Ranks on a node; the last node may have fewer."),
     Axis(
         "layouts",
         "grid",
@@ -170,16 +268,18 @@ _KNOWN_AXES = (
         "number of stages, with all other ranks along batch; `'all'`, these with every exact method but `sequential`. "
         "In names and tables, the method is a label of its own, `-` without stages.",
     ),
-    _whole_axis("depths", "depth", _apply_depth, "Hidden layers, all of the width in `base.model.hidden`."),
-    _whole_axis("widths", "width", _apply_width, "Width of every hidden layer."),
-    _whole_axis("batch_sizes", "batch", _setting("training.batch_size"), "Samples of a minibatch over all ranks."),
-    _whole_axis(
-        "batch_per_rank", "batch-per-rank", _per_rank("training.batch_size"), "Samples of a minibatch for each rank."
+    _numbers("depths", "depth", "Hidden layers, all of the width in `base.model.hidden`.", _apply_depth),
+    _numbers("widths", "width", "Width of every hidden layer.", _apply_width),
+    _numbers("batch_sizes", "batch", "Samples of a minibatch over all ranks.", _setting(BATCH_SIZE)),
+    _numbers(
+        "batch_per_rank", "batch-per-rank", "Samples of a minibatch for each rank.", _setting(BATCH_SIZE, per_rank=True)
     ),
-    _whole_axis("samples_per_rank", "samples-per-rank", _per_rank("data.rows"), "Training samples for each rank."),
+    _numbers(
+        "samples_per_rank", "samples-per-rank", "Training samples for each rank.", _setting("data.rows", per_rank=True)
+    ),
     Axis("splits", "split", _setting("parallel.model_split"), description="Values of `parallel.model_split`."),
     Axis("dtypes", "dtype", _setting("training.dtype"), description="Values of `training.dtype`."),
-    _whole_axis("threads", "threads", _apply_nothing, "BLAS threads of every rank, in place of the key `threads`."),
+    _numbers("threads", "threads", "BLAS threads of every rank, in place of the key `threads`."),
     Axis(
         "binding",
         "binding",
@@ -187,8 +287,8 @@ _KNOWN_AXES = (
         _check_binding,
         "Cores to which the launcher binds a rank: `'core'`, one for each of its threads; `'socket'`; `'none'`.",
     ),
-    _whole_axis("seeds", "seed", _setting("training.seed"), "Values of `training.seed`.", least=0),
-    _whole_axis("repeats", "repeat", _apply_nothing, "Number of repetitions, not a list.", most=MOST_REPEATS),
+    _numbers("seeds", "seed", "Values of `training.seed`.", _setting("training.seed"), least=0),
+    _numbers("repeats", "repeat", "Number of repetitions, not a list.", most=MOST_REPEATS),
 )
 AXES = {axis.name: axis for axis in _KNOWN_AXES}
 """The known axes, in the order in which they are applied and named: a width needs the depth before it."""

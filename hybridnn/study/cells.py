@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -11,13 +11,27 @@ from itertools import product
 from math import prod
 from typing import Any
 
+from hybridnn.comm.hosts import processor_name
 from hybridnn.comm.launcher import ANYWHERE, Placement
 from hybridnn.config.settings import Settings, settings_from, with_stages
+from hybridnn.cost import find_machine
+from hybridnn.cost.machine import Machine
+from hybridnn.cost.machine_file import read_machine
+from hybridnn.cost.prediction.predict import predict
 from hybridnn.errors import GridError, HybridnnError, SettingError
 from hybridnn.pipeline.schedules.methods import METHODS, too_few_stages
-from hybridnn.runs.workload import require_fitting_layout
-from hybridnn.study.axes import METHOD, REPEATED, format_value, has_values
-from hybridnn.study.layouts import FAMILIES, NO_METHOD, ONE_RANK, LayoutChoice, StudyLayout
+from hybridnn.runs.workload import layout_from_settings, require_fitting_layout, workload_from_settings
+from hybridnn.study.axes import (
+    FAMILIES,
+    METHOD,
+    NO_METHOD,
+    ONE_RANK,
+    REPEATED,
+    LayoutChoice,
+    StudyLayout,
+    format_value,
+    has_values,
+)
 from hybridnn.study.study_file import Study, conclusions_module
 
 LONGEST_ID = 150  # characters of an id before it is cut and a hash appended
@@ -122,7 +136,7 @@ def _combinations(study: Study) -> Iterator[Combination]:
     """
     used, unused = set[str](), dict[str, GridError]()
     axes = [(axis, values) for axis, values in study.axes if axis is not METHOD]
-    labels = [axis.label for axis, _ in axes]
+    labels, first = [axis.label for axis, _ in axes], {axis.label: values[0] for axis, values in axes}
     slowest_first = sorted(axes, key=lambda pair: (*REPEATED, pair[0].label).index(pair[0].label))
     needs_base = study.keys.compares == "times" and not study.baseline and not {"nodes", "ranks-per-node"} & {*labels}
     for values in product(*(values for _, values in slowest_first)):
@@ -133,7 +147,7 @@ def _combinations(study: Study) -> Iterator[Combination]:
             yield combination
             continue
         others = [label for label in ("ranks", "grid") if label in labels]
-        if needs_base and all(combination[label] == _first_value(study, label) for label in others):
+        if needs_base and all(combination[label] == first[label] for label in others):
             one = {label: 1 if label == "ranks" else value for label, value in combination.items()}
             yield _with_layout(one, ONE_RANK)
         try:
@@ -148,10 +162,6 @@ def _combinations(study: Study) -> Iterator[Combination]:
     for text, reason in unused.items():
         if text not in used and not (used and text in FAMILIES):
             raise SettingError("axes.layouts", text, f"no layout of this study: {reason}")
-
-
-def _first_value(study: Study, label: str) -> Any:
-    return next(values[0] for axis, values in study.axes if axis.label == label)
 
 
 def _with_layout(combination: Combination, layout: StudyLayout) -> Combination:
@@ -239,3 +249,83 @@ def _with_stages(settings: Settings, ranks: int) -> Settings:
     if stages == 1 and not METHODS[parallel.method].exact:
         raise too_few_stages(parallel.method)
     return settings.model_copy(update={"parallel": parallel})
+
+
+# -- prices of cells before they run -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CellPrice:
+    """Predicted cost of a cell's training, without its start and evaluations."""
+
+    seconds: float
+    cores: int  # a core for each thread of each rank
+
+    @property
+    def core_hours(self) -> float:
+        """Hours of all cores together."""
+        return self.seconds * self.cores / 3600
+
+
+@dataclass(frozen=True)
+class StudyPrices:
+    """Prices by the ids of cells; a text is the reason why a cell has none."""
+
+    machine: Machine
+    cells: dict[str, CellPrice | str]
+
+    @property
+    def known(self) -> list[CellPrice]:
+        """The prices of the cells that have one."""
+        return [price for price in self.cells.values() if isinstance(price, CellPrice)]
+
+    @property
+    def total_text(self) -> str:
+        """All cells together, one after another, and the number of those without a price."""
+        seconds = sum(price.seconds for price in self.known)
+        hours = sum(price.core_hours for price in self.known)
+        unknown = len(self.cells) - len(self.known)
+        missing = f"; {unknown} of {len(self.cells)} cells have no prediction" if unknown else ""
+        return f"predicted by {self.machine.name}: {seconds:.4g} s of training, {hours:.3g} core-hours{missing}"
+
+
+def price_cells(study: Study, cells: Iterable[Cell]) -> StudyPrices | None:
+    """Predict the cost of cells by the machine file of the study, or else that of ``hybridnn train``; None without one.
+
+    Raises `DataError` if the machine file is missing or invalid.
+    """
+    source = find_machine(study.keys.machine)
+    if source is None:
+        return None
+    machine = read_machine(source)
+    return StudyPrices(machine, {cell.id: _price(study, cell, machine) for cell in cells})
+
+
+def _price(study: Study, cell: Cell, machine: Machine) -> CellPrice | str:
+    settings, placement = cell.settings, cell.placement
+    if study.keys.in_process:
+        return "its ranks take turns in one process"
+    if settings.parallel.auto:
+        return "parallel.auto chooses its layout when it runs"
+    if settings.device.name == "gpu":
+        return "machine files do not describe GPUs"
+    if (placement.nodes or 1) > 1 and machine.between_nodes is None:
+        return f"the machine file {machine.name} has no between_nodes"
+    try:
+        placed = machine.placed(cell.ranks, placement.nodes or -(-cell.ranks // machine.ranks_per_node))
+        workload = workload_from_settings(settings)
+        layout = layout_from_settings(settings, cell.ranks, workload.model, placed)
+        predicted = predict(workload, layout, placed)
+    except HybridnnError as error:
+        return str(error)
+    return CellPrice(predicted.seconds_per_epoch * settings.training.epochs, cell.ranks * placement.threads)
+
+
+def require_own_processor(study: Study) -> None:
+    """Raise `SettingError` if the study names a machine file of another processor than that of this node."""
+    if study.keys.machine is None:
+        return
+    processor, own = read_machine(study.keys.machine).processor, processor_name()
+    if processor and processor != own:
+        problem = f"the machine file is of another processor, {processor}, and this node has {own}"
+        raise SettingError("machine", study.keys.machine, f"{problem}: name one of this machine, or none")

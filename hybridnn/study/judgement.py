@@ -13,18 +13,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import exp, hypot, inf, isfinite, isnan, log, nan, sqrt
-from statistics import fmean, stdev
-from sys import float_info
+from math import exp, hypot, inf, isfinite, isnan, log, nan
+from statistics import fmean
 from typing import Literal
 
-from hybridnn.study.statistics import CONFIDENCE, LEAST_REPEATS, Estimate
+from hybridnn.study.statistics import CONFIDENCE, LEAST_REPEATS, Estimate, mean_with_interval
 from hybridnn.utils.text import counted
 
 By = Literal["difference", "ratio"]
 Outcome = Literal["agrees", "does not", "cannot be decided"]
-
-LOG_OF_LARGEST = log(float_info.max)
 
 
 class UndecidedError(Exception):
@@ -113,7 +110,7 @@ class Contrast:
             found = _share(self.side, self.other, tail)
         else:
             is_factor = self.by == "ratio" or (self.side.kind == "time" and self.other is None)
-            found = _student(values, tail, is_factor=is_factor)
+            found = mean_with_interval(values, tail, are_factors=is_factor)
         return found if is_exact or len(values) >= LEAST_REPEATS else Estimate(found.value)
 
 
@@ -218,19 +215,6 @@ def _mean(values: list[float], *, is_factor: bool) -> float:
     return exp(fmean(map(log, values))) if is_factor and all(0 < value < inf for value in values) else fmean(values)
 
 
-def _student(values: list[float], tail: float, *, is_factor: bool) -> Estimate:
-    """The mean with the interval of Student's t distribution; of factors, that of their logarithms."""
-    if len(set(values)) == 1:
-        return Estimate(values[0], values[0], values[0])
-    if infinite := {value for value in values if not isfinite(value)}:
-        return Estimate(infinite.pop() if len(infinite) == 1 else nan)
-    is_factor = is_factor and min(values) > 0
-    numbers = [log(value) for value in values] if is_factor else values
-    mean, half = fmean(numbers), _quantile(tail, len(numbers) - 1) * stdev(numbers) / sqrt(len(numbers))
-    ends = mean, mean - half, mean + half
-    return Estimate(*(exp(end) if end < LOG_OF_LARGEST else inf for end in ends)) if is_factor else Estimate(*ends)
-
-
 def _share(side: Sample, other: Sample | None, tail: float) -> Estimate:
     """A share of the runs, or the difference of two, with its interval."""
     first = _clopper_pearson(side, tail)
@@ -245,13 +229,6 @@ def _clopper_pearson(sample: Sample, tail: float) -> tuple[float, float, float]:
     low = _beta(tail, hits, runs - hits + 1) if hits else 0.0
     high = _beta(1 - tail, hits + 1, runs - hits) if hits < runs else 1.0
     return hits / runs, low, high
-
-
-@lru_cache(maxsize=1024)
-def _quantile(tail: float, freedom: int) -> float:
-    from scipy.stats import t
-
-    return float(t.isf(tail, freedom))
 
 
 @lru_cache(maxsize=1024)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hybridnn.comm.hosts import MOST_DISTURBANCE
 from hybridnn.errors import DataError, SettingError
 from hybridnn.runs.quantities import RunFigures, TimeShares, figures_of, mean_shares
+from hybridnn.runs.records import RunHeader
 from hybridnn.runs.run_files import HISTORY, RunRecord, read_run
 from hybridnn.study.axes import REPEATED
 from hybridnn.study.statistics import Estimate, MeanDeviation, mean_and_deviation, median_of, ratio_of_medians
@@ -60,6 +61,11 @@ class StudyPoint:
 
     values: dict[str, Any]
     cells: tuple[CellResult, ...]
+
+    @property
+    def id(self) -> str:
+        """That of the first cell."""
+        return self.cells[0].id
 
     @property
     def first(self) -> RunFigures:
@@ -111,18 +117,14 @@ class StudyPoint:
 
     @property
     def metric(self) -> MeanDeviation | None:
-        """Test accuracy or R² after the last epoch, over the seeds; None where there is none."""
-        return self.over_seeds(lambda cell: cell.figures.metric)
-
-    def over_seeds(self, figure: Callable[[CellResult], float | None]) -> MeanDeviation | None:
-        """Mean and deviation of a figure of the training over the seeds; None where no cell has it.
+        """Test accuracy or R² after the last epoch, over the seeds; None where there is none.
 
         Repeats of one seed are the same training, so that they count once, by their mean.
         """
         by_seed: dict[str, list[float]] = {}
         for cell in self.cells:
-            if (value := figure(cell)) is not None:
-                by_seed.setdefault(str(cell.values.get("seed")), []).append(value)
+            if cell.figures.metric is not None:
+                by_seed.setdefault(str(cell.values.get("seed")), []).append(cell.figures.metric)
         return mean_and_deviation([fmean(values) for values in by_seed.values()]) if by_seed else None
 
     @property
@@ -188,9 +190,14 @@ class StudyResults:
         return self.manifest.name + ", reduced" * self.manifest.reduced
 
     @property
+    def timed(self) -> list[StudyPoint]:
+        """The points that have times."""
+        return [point for point in self.points if point.is_timed]
+
+    @property
     def is_timed(self) -> bool:
         """Whether any of the points has times."""
-        return any(point.is_timed for point in self.points)
+        return bool(self.timed)
 
     @property
     def failures(self) -> int:
@@ -292,22 +299,19 @@ def point_name(results: StudyResults, point: StudyPoint, *, without: Iterable[st
     return ", ".join(parts) or results.manifest.name
 
 
-def compared_folders(results: StudyResults) -> tuple[str, ...]:
-    """Names of the folders that are compared; empty for the results of one folder."""
-    return tuple(dict.fromkeys(str(point.values[FOLDER]) for point in results.points if FOLDER in point.values))
-
-
-def equal_points(results: StudyResults) -> list[dict[str, StudyPoint]]:
-    """Points with the same values of all axes, by their folder, where several folders have them."""
-    groups: dict[tuple[tuple[str, str], ...], dict[str, StudyPoint]] = {}
+def times_as_fast(results: StudyResults) -> dict[str, Estimate]:
+    """Seconds per epoch of the same point in the first folder that has it over those of a point, by its id."""
+    firsts: dict[Key, StudyPoint] = {}
+    found = {}
     for point in results.points:
         if FOLDER in point.values:
             key = tuple((label, str(value)) for label, value in point.values.items() if label != FOLDER)
-            groups.setdefault(key, {})[str(point.values[FOLDER])] = point
-    return [group for group in groups.values() if len(group) > 1]
+            if (first := firsts.setdefault(key, point)) is not point:
+                found[point.id] = ratio_of_medians(first.epoch_times, point.epoch_times)
+    return found
 
 
-def times_as_fast(points: dict[str, StudyPoint]) -> dict[str, Estimate]:
-    """Seconds per epoch of the first of some equal points over those of each other one, by its folder."""
-    (_, first), *others = points.items()
-    return {folder: ratio_of_medians(first.epoch_times, point.epoch_times) for folder, point in others}
+def host_values(header: RunHeader, name: str) -> list[str]:
+    """The values of an attribute of `Hosts` as texts; empty where they were not recorded."""
+    found = () if header.hosts is None else getattr(header.hosts, name)
+    return [found] if isinstance(found, str) else list(map(str, found))

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from math import inf
 from pathlib import Path
-from time import monotonic, perf_counter
+from time import monotonic, perf_counter, sleep
 from types import FrameType
 from typing import Literal
 
@@ -26,7 +26,7 @@ from hybridnn.comm.threads import THREAD_VARIABLES
 from hybridnn.cost import MACHINE_VARIABLE
 from hybridnn.cost.machine_file import read_machine
 from hybridnn.errors import INTERRUPTED, DataError, EnvironmentProblem, SettingError, StoppedBySignal
-from hybridnn.runs.lock import FolderInUse
+from hybridnn.runs.folder import FolderInUse
 from hybridnn.runs.run_files import disturbance_in, run_status
 from hybridnn.study.cells import Cell, CellPlan, make_cells
 from hybridnn.study.study_file import Study
@@ -38,7 +38,7 @@ GRACE = 10.0  # seconds between SIGTERM to a launcher and SIGKILL
 CHECKPOINT_GRACE = 60.0  # seconds for a run to write a checkpoint before its launcher is sent SIGTERM
 MOST_REPEATS = 2  # of a disturbed cell, or one whose launcher does not start
 NOT_LAUNCHED = 213  # of Open MPI, which has said why: on a busy machine its server may not start
-POLL_SECONDS = 0.05  # between two looks at a process and the signals, where cells run at once
+POLL_SECONDS = 0.02  # between two looks at a process and the signals
 TWICE_SECONDS = 1.0  # interval within which a repeated signal is ignored: a batch system may send it twice
 
 STDOUT, STDERR = "stdout.log", "stderr.log"
@@ -53,8 +53,11 @@ DEATHS = (
 )
 """Messages about the death of a rank, the most informative first. Open MPI breaks its message over lines."""
 
-Signals = list[KeyboardInterrupt]
-"""Signals received so far, in order: `_Warned` for SIGUSR1."""
+LIMIT = "limit"  # what ended a cell, if no signal did
+WARNING = "SIGUSR1"  # before the time limit of a batch job
+
+Signals = list[str]
+"""Names of the signals received so far; an error of the study or of another cell counts as one."""
 
 TrainCommand = Callable[[Path, Path], list[str]]  # ``train(settings_file, folder)`` returns the command that trains
 
@@ -189,17 +192,37 @@ def run_study(
         run.command(cell, train)  # refuses a placement that the launcher cannot do, before anything runs
     run.folder.begin(run.study, run.plan)
     view.on_start(len(missing))
-    if jobs > 1:
-        return _run_at_once(run, view, missing, jobs, lambda cell, signals: _run_cell(run, cell, limit, train, signals))
-    outcomes = []
-    for number, cell in enumerate(missing, 1):
-        view.on_cell_start(cell)
-        outcome, warned = _run_cell(run, cell, limit, train)
-        outcomes.append(outcome)
-        view.on_cell_end(outcome)
-        if warned:
-            _require_end(run, [outcome], others=number < len(missing))
-            break
+    waiting, running = deque(missing), dict[Future[CellOutcome], Cell]()
+    outcomes: list[CellOutcome] = []
+    ended: list[CellOutcome] = []  # after a signal
+    errors: list[BaseException] = []
+    # This thread receives the signals, calls the view and starts cells, each of which has a thread of its own.
+    with _receiving_signals() as signals, ThreadPoolExecutor(jobs) as pool:
+        try:
+            while running or (waiting and not signals):
+                while waiting and len(running) < jobs and not signals:
+                    cell = waiting.popleft()
+                    view.on_cell_start(cell)
+                    running[pool.submit(_run_cell, run, cell, limit, train, signals)] = cell
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    del running[future]
+                    if (error := future.exception()) is not None:
+                        errors.append(error)
+                        signals.append("an error of another cell")  # ends the other cells
+                        continue
+                    outcomes.append(future.result())
+                    if signals:
+                        ended.append(outcomes[-1])
+                    view.on_cell_end(outcomes[-1])
+        except BaseException:
+            signals.append("an error of the study")  # for the end of whose cells the pool waits
+            raise
+    if errors:
+        raise errors[0]
+    if signals and signals[0] != WARNING:
+        raise KeyboardInterrupt(signals[0])
+    if signals:
+        _require_end(run, ended or outcomes[-1:], others=bool(waiting))
     return outcomes
 
 
@@ -210,103 +233,52 @@ def _require_end(run: StudyRun, outcomes: Sequence[CellOutcome], *, others: bool
     """
     ended = [outcome for outcome in outcomes if outcome.status not in ENDED]
     if (ended and run.resumes) or (others and not ended):
-        outcome = (ended or outcomes)[-1]
-        reason = outcome.reason or "finished before the time limit of its job"
-        raise StoppedBySignal(f"cell {outcome.cell.id}: {reason}; run the study again to go on")
+        cells = [
+            f"cell {outcome.cell.id}: {outcome.reason or 'finished before the time limit of its job'}"
+            for outcome in (ended or outcomes)[-1:]
+        ]
+        raise StoppedBySignal("; ".join([*cells, "run the study again to go on"]))
 
 
-def _run_at_once(
-    run: StudyRun,
-    view: StudyView,
-    missing: Sequence[Cell],
-    jobs: int,
-    run_cell: Callable[[Cell, Signals], tuple[CellOutcome, bool]],
-) -> list[CellOutcome]:
-    """Run `jobs` cells at once, each in a thread; this one receives the signals, calls the view and starts cells."""
-    waiting, running = deque(missing), dict[Future[tuple[CellOutcome, bool]], Cell]()
-    outcomes: list[CellOutcome] = []
-    signals: Signals = []
-    errors: list[BaseException] = []
-    with ThreadPoolExecutor(jobs) as pool, _raising_signals() as raise_from_now_on:
-        while running or (waiting and not signals):
-            try:
-                raise_from_now_on()
-                while waiting and len(running) < jobs and not signals:
-                    cell = waiting.popleft()
-                    view.on_cell_start(cell)
-                    running[pool.submit(run_cell, cell, signals)] = cell
-                ended = wait(running, return_when=FIRST_COMPLETED).done
-            except KeyboardInterrupt as received:
-                signals.append(received)
-                continue
-            except BaseException:
-                signals.append(KeyboardInterrupt("an error of the study"))  # for which the pool would wait
-                raise
-            for future in ended:
-                del running[future]
-                if (error := future.exception()) is not None:
-                    errors.append(error)
-                    signals.append(KeyboardInterrupt("an error of another cell"))  # ends the other cells
-                    continue
-                outcomes.append(future.result()[0])
-                view.on_cell_end(outcomes[-1])
-    if errors:
-        raise next((error for error in errors if not isinstance(error, KeyboardInterrupt)), errors[0])
-    if signals and not isinstance(signals[0], _Warned):
-        raise signals[0]
-    if signals:
-        _require_end(run, outcomes, others=bool(waiting))
-    return outcomes
-
-
-def _run_cell(
-    run: StudyRun, cell: Cell, limit: float | None, train: TrainCommand, signals: Signals | None = None
-) -> tuple[CellOutcome, bool]:
-    """Run a cell unless another process does; returns its outcome, and whether a warning (SIGUSR1) came.
+def _run_cell(run: StudyRun, cell: Cell, limit: float | None, train: TrainCommand, signals: Signals) -> CellOutcome:
+    """Run a cell unless another process does, and return its outcome.
 
     In a study that compares times, it is repeated up to `MOST_REPEATS` times while it is disturbed.
-
-    `signals` are those that the main thread receives, where this is another one.
     """
     try:
         lock = run.folder.lock(cell.id)
     except FolderInUse as busy:
-        return CellOutcome(cell, "held", reason=f"{busy.holder} is running it"), False
+        return CellOutcome(cell, "held", reason=f"{busy.holder} is running it")
     with lock:
         if run.folder.has_ended(cell.id):  # by another process in the meantime
-            return _ended(run, cell), False
+            return _ended(run, cell)
         for repeat in range(1 + MOST_REPEATS):
             # Nothing of a disturbed run is kept, or it would be resumed at its end.
             run.folder.prepare(cell, resume=run.resumes and repeat == 0)
-            outcome, warned = _run_once(run, cell, limit, train, signals, lock.descriptor)
-            if warned or not outcome.disturbance:
+            outcome = _run_once(run, cell, limit, train, signals, lock.descriptor)
+            if signals or not outcome.disturbance:
                 break
-        return outcome, warned
+        return outcome
 
 
 def _run_once(
-    run: StudyRun, cell: Cell, limit: float | None, train: TrainCommand, signals: Signals | None, keep_open: int
-) -> tuple[CellOutcome, bool]:
-    """Run a prepared cell; returns as `_run_cell`, and takes `keep_open` as `run_process` does."""
+    run: StudyRun, cell: Cell, limit: float | None, train: TrainCommand, signals: Signals, keep_open: int
+) -> CellOutcome:
+    """Run a prepared cell; `keep_open` is as in `_run_process`."""
     folder, start = run.folder.cell(cell.id), perf_counter()
-    try:
-        for _ in range(1 + MOST_REPEATS):
-            code, ended_by = run_process(
-                run.command(cell, train), folder, limit, keep_open, checkpoint=run.resumes, signals=signals
-            )
-            if code != NOT_LAUNCHED:
-                break
-    except KeyboardInterrupt as stop:
-        run.folder.fail(cell.id, "interrupted", f"ended by {stop.args[0] if stop.args else 'SIGINT'}")
-        raise
+    for _ in range(1 + MOST_REPEATS):
+        code, ended_by = _run_process(
+            run.command(cell, train), folder, limit, keep_open, signals, checkpoint=run.resumes
+        )
+        if code != NOT_LAUNCHED:
+            break
     seconds = perf_counter() - start
     status = run_status(folder)
     if status == "diverged" or (status == "finished" and code == 0):
-        return _ended(run, cell, seconds), ended_by == "warning"
-    failure, cause = _failure(code, ended_by, limit)
-    reason = f"{cause}: {error_line(folder)}"
+        return _ended(run, cell, seconds)
+    failure, reason = _failure(code, ended_by, limit, folder)
     run.folder.fail(cell.id, failure, reason)
-    return CellOutcome(cell, failure, seconds, reason), ended_by == "warning"
+    return CellOutcome(cell, failure, seconds, reason)
 
 
 def _ended(run: StudyRun, cell: Cell, seconds: float = 0.0) -> CellOutcome:
@@ -320,14 +292,19 @@ def _ended(run: StudyRun, cell: Cell, seconds: float = 0.0) -> CellOutcome:
     return CellOutcome(cell, status, seconds, reason, found)
 
 
-def _failure(code: int, ended_by: str, limit: float | None) -> tuple[Failure, str]:
-    """Status of a cell that did not finish, and the cause."""
-    if ended_by == "limit":
-        return "timed out", f"ended after the limit of {limit:g} s"
-    if ended_by == "warning":
-        return "timed out", "ended by SIGUSR1, before the time limit of its job"
-    is_interrupted = code in (StoppedBySignal.exit_code, INTERRUPTED)
-    return "interrupted" if is_interrupted else "failed", f"exit code {code}"
+def _failure(code: int, ended_by: str, limit: float | None, folder: Path) -> tuple[Failure, str]:
+    """Status of a cell that did not finish, and the reason."""
+    if ended_by not in ("", LIMIT, WARNING):
+        return "interrupted", f"ended by {ended_by}"
+    if ended_by == LIMIT:
+        failure: Failure = "timed out"
+        cause = f"ended after the limit of {limit:g} s"
+    elif ended_by == WARNING:
+        failure, cause = "timed out", "ended by SIGUSR1, before the time limit of its job"
+    else:
+        failure = "interrupted" if code in (StoppedBySignal.exit_code, INTERRUPTED) else "failed"
+        cause = f"exit code {code}"
+    return failure, f"{cause}: {error_line(folder)}"
 
 
 def error_line(folder: Path) -> str:
@@ -342,33 +319,21 @@ def error_line(folder: Path) -> str:
     return (errors[-1:] or deaths or lines[-1:] or ["it printed no error"])[0]
 
 
-def run_process(
-    command: Sequence[str],
-    folder: Path,
-    limit: float | None,
-    keep_open: int,
-    *,
-    checkpoint: bool = False,
-    signals: Signals | None = None,
-) -> tuple[int, Literal["", "limit", "warning"]]:
+def _run_process(
+    command: Sequence[str], folder: Path, limit: float | None, keep_open: int, signals: Signals, *, checkpoint: bool
+) -> tuple[int, str]:
     """Run a command to its end; its output goes to ``stdout.log`` and ``stderr.log`` in `folder`, which exists.
 
-    It is ended after `limit` seconds; where it can write a `checkpoint`, it is sent SIGUSR1 and given time first. The
-    command inherits the file descriptor `keep_open`: a lock on it lasts as long as the command, even if this process is
-    killed. In another thread than the main one, `signals` are those that the latter receives. Raises
-    `EnvironmentProblem` if the command cannot be started.
+    It is ended after `limit` seconds, and by the first of the `signals`; where it can write a `checkpoint`, it is sent
+    SIGUSR1 and given time first. Another signal meanwhile shortens the wait. The command inherits the file descriptor
+    `keep_open`: a lock on it lasts as long as the command, even if this process is killed.
 
-    Returns the exit code, negative for a signal, and what ended it: its time limit, or SIGUSR1 before the time limit of
-    the batch job; empty if it ended by itself. After SIGINT or SIGTERM and the end of the command, raises
-    `KeyboardInterrupt` with the signal's name. Another signal meanwhile shortens the wait.
+    Returns the exit code, negative for a signal, and what ended it: empty, `LIMIT`, or the signal. Raises
+    `EnvironmentProblem` if the command cannot be started.
     """
     for name in (STDOUT, STDERR):
         (folder / name).unlink(missing_ok=True)  # a link would lead to a file elsewhere
-    with (
-        _raising_signals() as raise_from_now_on,
-        open(folder / STDOUT, "wb") as out,
-        open(folder / STDERR, "wb") as err,
-    ):
+    with open(folder / STDOUT, "wb") as out, open(folder / STDERR, "wb") as err:
         try:
             # A session of its own: an interrupt on the terminal reaches this process alone, which then ends the ranks.
             process = subprocess.Popen(
@@ -376,86 +341,47 @@ def run_process(
             )
         except OSError as error:
             raise EnvironmentProblem(f"{command[0]} cannot be started: {error.strerror}") from error
-        try:
-            raise_from_now_on()
-            # With a limit Python polls; without, it might handle a signal only after the process's end.
-            return _wait(process, inf if limit is None else limit, signals), ""
-        except subprocess.TimeoutExpired:
-            return _end(process, signals, checkpoint=checkpoint), "limit"
-        except _Warned:
-            return _end(process, signals, checkpoint=checkpoint), "warning"
-        except BaseException:
-            _end(process, signals, checkpoint=checkpoint)
-            raise
+        if _has_ended(process, inf if limit is None else limit, signals, 0):
+            return process.returncode, ""
+        ended_by = signals[0] if signals else LIMIT
+        if checkpoint:
+            process.send_signal(signal.SIGUSR1)  # launchers forward it to the ranks
+            _has_ended(process, CHECKPOINT_GRACE, signals, len(signals))
+        for kind, grace in ((signal.SIGTERM, GRACE), (signal.SIGKILL, inf)):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, kind)
+            if _has_ended(process, grace, signals, len(signals)):
+                break
+        return process.wait(), ended_by
 
 
-def _wait(process: subprocess.Popen[bytes], seconds: float, signals: Signals | None, known: int = 0) -> int:
-    """Wait for the end of a process, and return its exit code.
-
-    Raises `subprocess.TimeoutExpired` after `seconds`, and the first of the `signals` beyond those that are `known`.
-    """
-    if signals is None:
-        return process.wait(seconds)
+def _has_ended(process: subprocess.Popen[bytes], seconds: float, signals: Signals, known: int) -> bool:
+    """Whether a process ends within some seconds, and before there are more than the `known` signals."""
     end = monotonic() + seconds
-    while len(signals) <= known:
-        try:
-            return process.wait(max(0.0, min(POLL_SECONDS, end - monotonic())))
-        except subprocess.TimeoutExpired:
-            if monotonic() >= end:
-                raise
-    raise type(signals[known])(*signals[known].args)
-
-
-class _Warned(KeyboardInterrupt):
-    """SIGUSR1: the warning before the time limit of a batch job."""
+    while process.poll() is None:
+        if len(signals) > known or monotonic() >= end:
+            return False
+        sleep(POLL_SECONDS)
+    return True
 
 
 @contextlib.contextmanager
-def _raising_signals() -> Iterator[Callable[[], None]]:
-    """Raise `KeyboardInterrupt` on SIGINT, SIGTERM and SIGUSR1, in the main thread alone, so that the run is ended.
+def _receiving_signals() -> Iterator[Signals]:
+    """Collect SIGINT, SIGTERM and SIGUSR1, which only the main thread can receive."""
+    signals: Signals = []
+    last = -inf
 
-    A signal that arrives before the call of the yielded function is raised by it: an exception in the middle of
-    ``Popen`` would leave a process that nothing ends.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
-        return
-    last, starts = -inf, True
-    early: list[KeyboardInterrupt] = []
-
-    def stop(number: int, frame: FrameType | None) -> None:
+    def receive(number: int, frame: FrameType | None) -> None:
         nonlocal last
         before, last = last, monotonic()
-        if last - before <= TWICE_SECONDS:
-            return
-        error = (_Warned if number == signal.SIGUSR1 else KeyboardInterrupt)(signal.Signals(number).name)
-        if not starts:
-            raise error
-        early.append(error)
+        if last - before > TWICE_SECONDS:
+            signals.append(signal.Signals(number).name)
 
-    def raise_from_now_on() -> None:
-        nonlocal starts
-        starts = False
-        if early:
-            raise early.pop()
-
-    handlers = {kind: signal.signal(kind, stop) for kind in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    is_main = threading.current_thread() is threading.main_thread()
+    kinds = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1) if is_main else ()
+    handlers = {kind: signal.signal(kind, receive) for kind in kinds}
     try:
-        yield raise_from_now_on
+        yield signals
     finally:
         for kind, handler in handlers.items():
             signal.signal(kind, handler)
-
-
-def _end(process: subprocess.Popen[bytes], signals: Signals | None, *, checkpoint: bool) -> int:
-    """End a process group: with SIGUSR1 if it shall write a checkpoint, SIGTERM, and at last SIGKILL."""
-    if checkpoint:
-        process.send_signal(signal.SIGUSR1)  # launchers forward it to the ranks
-        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
-            _wait(process, CHECKPOINT_GRACE, signals, len(signals or ()))
-    for kind, grace in ((signal.SIGTERM, GRACE), (signal.SIGKILL, inf)):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, kind)
-        with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
-            return _wait(process, grace, signals, len(signals or ()))
-    return process.wait()

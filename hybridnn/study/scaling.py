@@ -1,23 +1,17 @@
-"""Scaling of runs and studies: points compared with their base, lines of strong and weak scaling, grids, warnings."""
+"""Scaling of runs and studies: points compared with their base, lines of strong and weak scaling, grids."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hybridnn.comm.hosts import MOST_DISTURBANCE
 from hybridnn.cost.prediction.times import parts_of_efficiency
-from hybridnn.runs.quantities import RunFigures, figures_of
+from hybridnn.runs.quantities import figures_of
 from hybridnn.runs.run_files import RunRecord
 from hybridnn.study.axes import has_values
-from hybridnn.study.hardware import crowding_warnings, hardware_warnings, prediction_warnings
 from hybridnn.study.results import CellResult, Key, StudyPoint, StudyResults, point_name
 from hybridnn.study.statistics import Estimate, ratio_of_medians
-from hybridnn.utils.text import counted
-
-MOST_EFFICIENCY = 1.2
-"""Parallel efficiency above which a speed-up is doubtful. Larger caches give a few percent more than the ranks."""
 
 LAYOUT = frozenset({"ranks", "nodes", "grid", "method"})
 WORK = frozenset({"batch", "batch-per-rank", "samples-per-rank", "training.batch_size", "data.rows"})
@@ -61,9 +55,9 @@ def compare_points(results: StudyResults) -> dict[str, Comparison]:
     points that differ in ranks and grid alone. Of several, it is the fastest.
     """
     found = {}
-    for point in filter(_is_timed, results.points):
+    for point in results.timed:
         if (base := base_of(results, point)) is not None:
-            found[point.cells[0].id] = _compare(point, base)
+            found[point.id] = _compare(point, base)
     return found
 
 
@@ -80,7 +74,7 @@ def base_of(results: StudyResults, point: StudyPoint) -> StudyPoint | None:
 
     candidates = [
         other
-        for other in filter(_is_timed, results.points)
+        for other in results.timed
         if has_values(other.values, baseline)
         and all(str(other.values.get(label)) == str(point.values[label]) for label in fixed)
     ]
@@ -125,17 +119,6 @@ class ScalingGroup:
         """The points compared with the base."""
         return [_compare(point, self.base) for point in self.points]
 
-    @property
-    def warnings(self) -> list[str]:
-        """Sentences on doubtful speed-ups and predictions."""
-        runs = [cell.figures for point in self.points for cell in point.cells]
-        found = [
-            efficiency_warning(f"{point.first.ranks} ranks, {point.first.grid}", comparison.efficiency.value)
-            for point, comparison in zip(self.points, self.comparisons, strict=True)
-        ]
-        doubts = dict.fromkeys(run.prediction_doubt for run in runs)
-        return [text for text in (threads_warning(runs), *found, *doubts) if text]
-
 
 def group_runs(runs: Sequence[RunRecord]) -> list[ScalingGroup]:
     """Group runs of equal `RunFigures.conditions`, whose speeds can be compared.
@@ -155,26 +138,6 @@ def group_runs(runs: Sequence[RunRecord]) -> list[ScalingGroup]:
 
     points = ((StudyPoint(cells[0].values, tuple(cells)) for cells in group.values()) for group in groups.values())
     return [ScalingGroup(tuple(sorted(group, key=rank))) for group in points]
-
-
-def baseline_text(results: StudyResults) -> str:
-    """Return the base of the speed-ups as text, with its ranks, and its seconds where all points have the same one.
-
-    A speed-up says little without the time of its base (Hoefler and Belli 2015, rule 1).
-    """
-    bases = {id(found.base): found.base for found in compare_points(results).values()}
-    wanted = ", ".join(f"{label} {value}" for label, value in results.manifest.baseline.items())
-    details = []
-    if len(ranks := base_ranks(results)) == 1:
-        details.append(counted(ranks.pop(), "rank"))
-    if len(bases) == 1:
-        details += [f"{base.seconds_per_epoch.format()} s per epoch" for base in bases.values()]
-    return (wanted or "the fewest ranks of the same work") + f" ({', '.join(details)})" * bool(details)
-
-
-def base_ranks(results: StudyResults) -> set[int]:
-    """Return the numbers of ranks of the bases."""
-    return {found.base.first.ranks for found in compare_points(results).values()}
 
 
 @dataclass(frozen=True)
@@ -205,44 +168,35 @@ class ScalingLine:
         return tuple(point.seconds_per_step if self.per_step else point.seconds_per_epoch for point in self.points)
 
     @property
-    def predicted(self) -> tuple[float | None, ...]:
-        """Predicted seconds; None where there is no prediction."""
-        found = ((point.predicted_seconds_per_epoch, point.first.steps_per_epoch) for point in self.points)
-        return tuple(s / steps if s is not None and self.per_step else s for s, steps in found)
+    def predicted(self) -> list[tuple[int, float]]:
+        """Ranks and predicted seconds of the points that have a prediction."""
+        found = ((point, point.predicted_seconds_per_epoch) for point in self.points)
+        return [
+            (point.first.ranks, seconds / (point.first.steps_per_epoch if self.per_step else 1))
+            for point, seconds in found
+            if seconds is not None
+        ]
 
     @property
     def weak_efficiency(self) -> tuple[Estimate, ...]:
         """Seconds of the first point over those of each; of a line of weak scaling."""
         first, *others = self.points
-        steps = [point.first.steps_per_epoch if self.per_step else 1 for point in others]
-        scale = first.first.steps_per_epoch if self.per_step else 1
         ratios = [ratio_of_medians(first.epoch_times, point.epoch_times) for point in others]
-        return Estimate(1.0), *(ratio.scaled(n / scale) for ratio, n in zip(ratios, steps, strict=True))
-
-
-def _is_timed(point: StudyPoint) -> bool:
-    return point.is_timed
+        if self.per_step:
+            steps = [point.first.steps_per_epoch / first.first.steps_per_epoch for point in others]
+            ratios = [ratio.scaled(more) for ratio, more in zip(ratios, steps, strict=True)]
+        return Estimate(1.0), *ratios
 
 
 def _work(point: StudyPoint) -> Key:
     return point.first.train_samples, point.first.batch_size
 
 
-def training_of(point: StudyPoint) -> Key:
-    """What of a point's layout changes its training: nothing with an exact method.
-
-    With the others the weights that a gradient is computed with depend on the stages, so that points with different
-    stages are different trainings, whose results have to be shown side by side.
-    """
-    layout = point.cells[0].run.header.layout
-    return () if layout.exact else (layout.method, layout.layers, layout.microbatches)
-
-
 def alike_points(
-    points: Iterable[StudyPoint], without: Iterable[str] = LAYOUT, constant: Callable[[StudyPoint], Key] = _work
+    points: Iterable[StudyPoint], without: Iterable[str] = LAYOUT, constant: Callable[[StudyPoint], Hashable] = _work
 ) -> list[list[StudyPoint]]:
     """Group points that have the same values of all axes but those in `without`, and the same `constant`."""
-    groups: dict[Key, list[StudyPoint]] = {}
+    groups: dict[Hashable, list[StudyPoint]] = {}
     for point in points:
         values = tuple((label, str(value)) for label, value in point.values.items() if label not in without)
         groups.setdefault((values, constant(point)), []).append(point)
@@ -250,8 +204,16 @@ def alike_points(
 
 
 def same_training(points: Iterable[StudyPoint]) -> list[list[StudyPoint]]:
-    """Group points that differ in a layout that does not change the training."""
-    return alike_points(points, constant=lambda point: (*_work(point), training_of(point)))
+    """Group points that differ in a layout that does not change the training: any layout of an exact method.
+
+    With the other methods the weights that a gradient is computed with depend on the stages.
+    """
+
+    def training(point: StudyPoint) -> Key:
+        layout = point.cells[0].run.header.layout
+        return (*_work(point), *(() if layout.exact else (layout.method, layout.layers, layout.microbatches)))
+
+    return alike_points(points, constant=training)
 
 
 def family_of(point: StudyPoint) -> str:
@@ -276,14 +238,13 @@ def strong_lines(results: StudyResults) -> list[ScalingLine]:
     on fewer ranks.
     """
     comparisons = compare_points(results)
-    found = _lines(results, results.points, LAYOUT, _work, lambda point: "")
-    lines = [_from_base(line, comparisons) for line in found]
+    lines = [_from_base(line, comparisons) for line in _lines(results)]
     return lines if any(len(line.points) > 1 for line in lines) else []
 
 
 def _from_base(line: ScalingLine, comparisons: Mapping[str, Comparison]) -> ScalingLine:
     first = line.points[0]
-    found = comparisons.get(first.cells[0].id)
+    found = comparisons.get(first.id)
     if found is None or found.base.first.ranks >= first.first.ranks or _work(found.base) != _work(first):
         return line
     return replace(line, points=(found.base, *line.points))
@@ -292,47 +253,34 @@ def _from_base(line: ScalingLine, comparisons: Mapping[str, Comparison]) -> Scal
 def weak_lines(results: StudyResults) -> list[ScalingLine]:
     """Lines along which the work grows with the ranks: the samples of the epoch, or those of the minibatch."""
 
-    def samples_each(point: StudyPoint) -> int:
-        return round(point.first.train_samples / point.first.ranks)
+    def samples(point: StudyPoint) -> str:
+        return f"{round(point.first.train_samples / point.first.ranks)} samples per rank"
 
-    def batch_each(point: StudyPoint) -> int:
-        return round(point.first.batch_size / point.first.ranks)
+    def batch(point: StudyPoint) -> str:
+        return f"batch {round(point.first.batch_size / point.first.ranks)} per rank"
 
-    constants: list[tuple[Callable[[StudyPoint], Key], Callable[[StudyPoint], str]]] = [
-        (
-            lambda p: (samples_each(p), p.first.batch_size),
-            lambda p: f"{samples_each(p)} samples per rank, batch {p.first.batch_size}",
-        ),
-        (
-            lambda p: (samples_each(p), batch_each(p)),
-            lambda p: f"{samples_each(p)} samples per rank, batch {batch_each(p)} per rank",
-        ),
-        (lambda p: (p.first.train_samples, batch_each(p)), lambda p: f"batch {batch_each(p)} per rank"),
-    ]
-    epochs, minibatches, steps = (_lines(results, results.points, LAYOUT | WORK, *found) for found in constants)
+    epochs = _lines(results, lambda point: f"{samples(point)}, batch {point.first.batch_size}")
+    minibatches = _lines(results, lambda point: f"{samples(point)}, {batch(point)}")
+    steps = _lines(results, lambda point: f"{point.first.train_samples} samples, {batch(point)}")
     lines = [*epochs, *minibatches, *(replace(line, per_step=True) for line in steps)]
     return [line for line in lines if len(line.points) > 1]
 
 
-def _lines(
-    results: StudyResults,
-    points: Iterable[StudyPoint],
-    without: Iterable[str],
-    constant: Callable[[StudyPoint], Key],
-    text: Callable[[StudyPoint], str],
-) -> list[ScalingLine]:
-    """Lines of the families in the groups of `alike_points` that have times; `text` names what is constant."""
+def _lines(results: StudyResults, growing: Callable[[StudyPoint], str] | None = None) -> list[ScalingLine]:
+    """Lines of the families of the points that have times and do the same work, or `growing` work of the same text."""
+    without, constant = (LAYOUT, _work) if growing is None else (LAYOUT | WORK, growing)
     found: list[tuple[str, str, tuple[StudyPoint, ...]]] = []
-    for group in alike_points(filter(_is_timed, points), without, constant):
+    for group in alike_points(results.timed, without, constant):
         by_family: dict[str, dict[int, StudyPoint]] = {}
         for point in sorted(group, key=lambda point: (point.first.ranks, point.seconds_per_epoch.value)):
             by_family.setdefault(family_of(point), {}).setdefault(point.first.ranks, point)
         one = by_family.pop("one rank", {})
         for family, fastest in (by_family or {"": {}}).items():
             chosen = tuple((one | fastest).values())
-            values = point_name(results, chosen[0], without={*without, *LAYOUT})
+            values = point_name(results, chosen[0], without=without)
             name = "" if values == results.manifest.name else values
-            found.append((", ".join(filter(None, [name, text(chosen[0])])), family, chosen))
+            work = "" if growing is None else growing(chosen[0])
+            found.append((", ".join(filter(None, [name, work])), family, chosen))
     several = len({family for _, family, _ in found}) > 1
     is_named = not several or len({name for name, _, _ in found}) > 1  # what all lines have tells none apart
     return [
@@ -341,24 +289,12 @@ def _lines(
     ]
 
 
-def _differs_in_ranks(point: StudyPoint, base: StudyPoint) -> bool:
-    """Whether a speed-up of the point can only come from more ranks: not from another method of stages, for example."""
-    same_method = base.grid[0] == 1 or base.first.method == point.first.method
-    return (
-        same_method
-        and point.first.ranks > base.first.ranks
-        and all(
-            str(base.values.get(label)) == str(value) for label, value in point.values.items() if label not in LAYOUT
-        )
-    )
-
-
 def grid_maps(results: StudyResults) -> dict[str, dict[tuple[int, int], float]]:
     """Seconds per epoch by ranks along batch and model, for every network that ran with several numbers of both."""
     maps = {}
-    for points in alike_points(results.points, constant=lambda point: (*_work(point), point.grid[0])):
+    for points in alike_points(results.timed, constant=lambda point: (*_work(point), point.grid[0])):
         seconds: dict[tuple[int, int], float] = {}
-        for point in filter(_is_timed, points):
+        for point in points:
             grid, measured = point.grid[1:], point.seconds_per_epoch.value
             seconds[grid] = min(measured, seconds.get(grid, measured))
         if len({batch for batch, _ in seconds}) > 1 and len({model for _, model in seconds}) > 1:
@@ -366,51 +302,3 @@ def grid_maps(results: StudyResults) -> dict[str, dict[tuple[int, int], float]]:
             pipeline = points[0].grid[0]
             maps[name + f", {pipeline} stages" * (pipeline > 1)] = seconds
     return maps
-
-
-def efficiency_warning(what: str, efficiency: float) -> str:
-    """Return the sentence on a parallel efficiency above `MOST_EFFICIENCY`; empty for any other."""
-    if not efficiency > MOST_EFFICIENCY:  # NaN is not
-        return ""
-    causes = "the run it is compared with was slowed down by other work, or had other threads"
-    return f"{what}: efficiency {efficiency:.0%}, more than ranks alone can give; perhaps {causes}"
-
-
-def threads_warning(runs: Sequence[RunFigures]) -> str:
-    """Return the sentence on runs that differ in threads per rank; empty where they do not."""
-    threads = sorted({run.threads_per_rank for run in runs})
-    if len(threads) < 2:
-        return ""
-    numbers = ", ".join(map(str, threads))
-    return f"the runs differ in BLAS threads per rank ({numbers}): speed-ups compare different numbers of cores"
-
-
-def warnings_of(results: StudyResults) -> list[str]:
-    """Sentences on differing conditions, disturbed cells, doubtful speed-ups and predictions, and missing bases."""
-    warnings = [threads_warning([cell.figures for cell in results.cells])]
-    comparisons = compare_points(results)
-    for point in results.points:
-        name = point_name(results, point)
-        nodes = sorted({cell.figures.nodes for cell in point.cells})
-        if len(nodes) > 1:
-            warnings.append(f"{name}: repeated on {', '.join(map(str, nodes))} nodes, whose times are not the same")
-        comparison = comparisons.get(point.cells[0].id)
-        if comparison is not None and _differs_in_ranks(point, comparison.base):
-            warnings.append(efficiency_warning(name, comparison.efficiency.value))
-    curves = alike_points(results.points, LAYOUT | WORK, lambda point: ())
-    warnings += hardware_warnings([cell.run for point in curve for cell in point.cells] for curve in curves)
-    if disturbed := [cell.id for cell in results.cells if cell.is_disturbed]:
-        took = f"processes of others took more than {MOST_DISTURBANCE:.0%} of the cores in use"
-        more = f" and {len(disturbed) - 1} more" * (len(disturbed) > 1)
-        cells = f"{len(disturbed)} of {counted(len(results.cells), 'cell')}"
-        warnings.append(f"{cells} disturbed, also when repeated: {took} in {disturbed[0]}{more}")
-    warnings += crowding_warnings(cell.run for cell in results.cells)
-    warnings += prediction_warnings([cell.run for cell in results.cells])
-    without_base = [point for point in results.points if point.is_timed and point.cells[0].id not in comparisons]
-    if without_base:
-        rows = f"{len(without_base)} of {len(results.points)} rows have no speed-up"
-        name = point_name(results, without_base[0], without=LAYOUT | results.manifest.baseline.keys())
-        warnings.append(
-            f"{rows}: the baseline was not run, or has not finished, with their other values, such as {name}"
-        )
-    return [text for text in warnings if text]

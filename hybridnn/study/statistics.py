@@ -1,4 +1,4 @@
-"""Statistics of repeated runs: medians and ratios of medians with confidence intervals, means with deviations.
+"""Statistics of repeated runs: medians, means and their ratios with confidence intervals, means with deviations.
 
 The rules are those of Hoefler and Belli 2015 (Scientific Benchmarking of Parallel Computing Systems): times have a
 confidence interval (rule 5), nothing is assumed about their distribution (rule 6), and a ratio is that of two summaries
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,13 +21,15 @@ CONFIDENCE = 0.95
 LEAST_REPEATS = 3
 """Number of measurements from which on there is an interval. Two say nothing of the tails of a distribution."""
 
+LOG_OF_LARGEST = math.log(sys.float_info.max)
+
 RESAMPLES = 9999
 SEED = 0  # of the resampling, so that a report is the same each time it is written
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A median or a ratio of medians.
+    """A median, a mean or a ratio.
 
     `low` and `high` are the ends of its interval of `CONFIDENCE`, None with fewer than `LEAST_REPEATS` measurements.
     """
@@ -94,14 +97,37 @@ def ratio_in_rounds(above: Mapping[Hashable, float], below: Mapping[Hashable, fl
     geometric mean, with the interval of Student's t distribution of their logarithms, which holds from three rounds on
     where errors are factors. Without three common rounds it is the ratio of the medians, without an interval.
     """
-    logs = np.array([math.log(above[name] / below[name]) for name in above if name in below])
-    if len(logs) < LEAST_REPEATS:
+    ratios = [value / below[name] for name, value in above.items() if name in below]
+    if len(ratios) < LEAST_REPEATS:
         return Estimate(statistics.median(above.values()) / statistics.median(below.values()))
+    return mean_with_interval(ratios, are_factors=True)
+
+
+def mean_with_interval(
+    values: Sequence[float], tail: float = (1 - CONFIDENCE) / 2, *, are_factors: bool = False
+) -> Estimate:
+    """Estimate the mean of several values, with the interval of Student's t distribution beside two such tails.
+
+    Of positive factors it is the geometric mean, with the interval of their logarithms. Where some values are infinite,
+    there is no interval.
+    """
+    if len(set(values)) == 1:
+        return Estimate(values[0], values[0], values[0])
+    if infinite := {value for value in values if not math.isfinite(value)}:
+        return Estimate(infinite.pop() if len(infinite) == 1 else math.nan)
+    are_factors = are_factors and min(values) > 0
+    numbers = [math.log(value) for value in values] if are_factors else list(values)
+    mean = statistics.fmean(numbers)
+    half = _student_quantile(tail, len(numbers) - 1) * statistics.stdev(numbers) / math.sqrt(len(numbers))
+    ends = mean, mean - half, mean + half
+    return Estimate(*(math.exp(end) if end < LOG_OF_LARGEST else math.inf for end in ends) if are_factors else ends)
+
+
+@lru_cache(maxsize=1024)
+def _student_quantile(tail: float, freedom: int) -> float:
     from scipy.stats import t
 
-    half = float(t.ppf((1 + CONFIDENCE) / 2, len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs)))
-    mean = float(logs.mean())
-    return Estimate(*(math.exp(end) for end in (mean, mean - half, mean + half)))
+    return float(t.isf(tail, freedom))
 
 
 def mean_and_deviation(values: Sequence[float]) -> MeanDeviation:

@@ -6,6 +6,7 @@ A cell is one combination of the axes' values. Every axis checks its values and 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -19,12 +20,11 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, ValidationError
 
 from hybridnn.errors import EnvironmentProblem, SettingError
-from hybridnn.study.axes import ChosenAxes, Table, check_axes, merge, values_as_text
-from hybridnn.study.layouts import parse_layout
+from hybridnn.study.axes import ChosenAxes, Table, check_axes, merge, parse_layout, values_as_text
 from hybridnn.utils.checks import Checked, Count, Positive
 from hybridnn.utils.files import FileError, read_toml
 from hybridnn.utils.settings_models import FilePath, Section, by_dotted_name, setting_error
-from hybridnn.utils.text import shown_path, user_path
+from hybridnn.utils.text import shown_path, to_json, user_path
 
 TIMED = frozenset({"ranks", "nodes", "ranks_per_node", "layouts", "splits", "threads", "binding"})
 """Axes that change the time of a run but, with exact methods, not its training; as those of ``parallel.``"""
@@ -34,6 +34,20 @@ ENTRY_POINTS = "hybridnn.studies"
 and evaluates the keys of `Conclusions`."""
 
 DEFAULT_REPEATS = 5  # of studies that compare times
+
+NEW = """\
+name = {name}
+description = "Which layout is fastest"
+base = {base}               # the settings of the training, without its layout
+# machine = "machine.toml"  # of hybridnn calibrate: adds predictions
+
+[axes]
+ranks = [{ranks}]
+# One rank is always there. Others: "grid" (batch x model), "pipeline:gpipe,zb-h1", "2x1x1:1f1b", or "all".
+layouts = ["batch", "model", "grid", "pipeline:1f1b"]
+repeats = 5                 # 3 or more for intervals
+"""
+"""Text of a study file to edit."""
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
@@ -181,7 +195,9 @@ def load_study(name: Path | str, *, reduced: bool = False) -> Study:
             merge(base, short.base)
             minutes, axes, other = short.minutes, other, axes
         compares = _what_is_compared(file, axes)
-        chosen = check_axes(_with_repeats(axes, compares), file.variants)
+        if compares == "times":
+            axes = {"repeats": DEFAULT_REPEATS, **axes}
+        chosen = check_axes(axes, file.variants)
         others = check_axes(other, file.variants)
         machine = os.path.abspath(file.machine) if file.machine and Path(file.machine).suffix else file.machine
         changes = {"base": base, "compares": compares, "machine": machine, "minutes": minutes}
@@ -211,12 +227,6 @@ def _what_is_compared(file: StudyFile, axes: Table) -> str:
     return "times" if varies and "seeds" not in given else "training"
 
 
-def _with_repeats(axes: Table, compares: str) -> Table:
-    """Add the default number of repeats where a study compares times and names none."""
-    given = by_dotted_name(axes)
-    return axes if compares == "training" or "repeats" in given else {**axes, "repeats": DEFAULT_REPEATS}
-
-
 def _check_baseline(baseline: Table, axes: ChosenAxes) -> dict[str, str]:
     """The values of a baseline as text, by label; `SettingError` for one that no axis has."""
     # A list is one value, which none of a baseline may be.
@@ -231,3 +241,10 @@ def _read(path: Path) -> Table:
         names = ", ".join(ready_studies())
         ready = f"ready studies: {names}" if names else "pip install hybridnn-papers adds the studies of the papers"
         raise SettingError("study", str(path), error.reason + (f"; {ready}" if error.is_missing else "")) from error
+
+
+def new_study(name: str, settings: Path, ranks: str) -> str:
+    """Return the text of a study file that compares the layouts of a training; `ranks` are numbers with commas."""
+    if not re.fullmatch(r"[1-9][0-9]*(,[1-9][0-9]*)*", ranks):
+        raise SettingError("--ranks", ranks, "must be numbers of ranks, such as 1,2,4")
+    return NEW.format(name=to_json(name), base=to_json(str(settings)), ranks=ranks.replace(",", ", "))

@@ -17,7 +17,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from hybridnn.checkpoints.folder import checkpoint_folders
 from hybridnn.config.settings import load_settings, to_toml
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError
-from hybridnn.runs.lock import FolderLock
+from hybridnn.runs.folder import FolderLock
 from hybridnn.runs.run_files import CHECKPOINTS, HISTORY, read_divergence, run_status
 from hybridnn.study.cells import Cell, CellPlan
 from hybridnn.study.study_file import Study
@@ -34,7 +34,7 @@ from hybridnn.utils.text import counted, shown_path, to_json
 
 MANIFEST = "study.json"
 SETTINGS = "settings.toml"
-STARTED = "started.json"
+STARTED = "started.txt"
 FAILURE = "failure.txt"
 LOCK = "lock"
 STALL = "stall"
@@ -130,8 +130,7 @@ class StudyFolder:
             kind, _, reason = failure.partition(": ")
             status = next((status for status in FAILURES if status == kind), None)
             return CellState("failed", failure) if status is None else CellState(status, reason)
-        if os.path.lexists(folder / STARTED):
-            start = _start_text(folder / STARTED)
+        if (start := _read_line(folder / STARTED)) is not None:
             return CellState("interrupted", f"{start} and left no end: killed, perhaps at a time limit")
         if run == "unfinished":
             return CellState("interrupted", "its run left no end")
@@ -191,7 +190,7 @@ class StudyFolder:
                     if subfolder.exists():
                         shutil.rmtree(subfolder)
             write_atomically(folder / SETTINGS, to_toml(cell.settings))
-            write_json(folder / STARTED, _start_of(os.environ))
+            write_atomically(folder / STARTED, _start_text(os.environ))
 
     def fail(self, name: str, status: Failure, reason: str) -> None:
         """Record the failure of a cell and its reason."""
@@ -254,20 +253,10 @@ def _read_line(path: Path) -> str | None:
         return None if error.is_missing else str(error)
 
 
-def _start_of(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Time, host, process and Slurm job of a cell's start."""
+def _start_text(environment: Mapping[str, str]) -> str:
+    """Time, Slurm job or process, and host of a cell's start."""
     job = environment.get("SLURM_JOB_ID")
     if (array := environment.get("SLURM_ARRAY_JOB_ID")) and (task := environment.get("SLURM_ARRAY_TASK_ID")):
         job = f"{array}_{task}"
-    when = datetime.now().isoformat(" ", "seconds")
-    return {"time": when, "host": socket.gethostname(), "process": os.getpid(), "slurm_job": job}
-
-
-def _start_text(path: Path) -> str:
-    """The record of a start as text."""
-    try:
-        start = read_json(path)
-        job = f"Slurm job {start['slurm_job']}" if start["slurm_job"] else f"process {start['process']}"
-        return f"started {start['time']} by {job} on {start['host']}"
-    except (FileError, LookupError, TypeError):  # cut off by a full disk
-        return "started"
+    by = f"Slurm job {job}" if job else f"process {os.getpid()}"
+    return f"started {datetime.now().isoformat(' ', 'seconds')} by {by} on {socket.gethostname()}\n"

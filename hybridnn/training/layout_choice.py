@@ -224,8 +224,8 @@ def require_memory(
     elements = ranks * model.parameters + samples * sum(model.sizes) * grid.model
     if MOST_ARRAYS * elements * itemsize + ranks * more < LEAST_CHECKED:
         return
+    from hybridnn.cost.prediction import Workload
     from hybridnn.cost.prediction.memory import stage_memory  # small trainings do not need it
-    from hybridnn.cost.prediction.workload import Workload
 
     workload = Workload(
         model,

@@ -294,14 +294,8 @@ def read_npz(path: Path | str) -> dict[str, NDArray[Any]]:
 
     Raises `DataError` if the file is missing, damaged, larger than the memory, or not an ``.npz`` of plain arrays.
     """
-    name = shown_path(path)
-    try:
-        with open_regular(path) as stream:
-            return _read_npz(stream, name)
-    except FileNotFoundError:
-        raise DataError(f"{name}: there is no such file") from None
-    except OSError as error:
-        raise DataError(f"{name}: cannot read the file: {error.strerror or error}") from error
+    with _opened(path) as stream:
+        return _read_npz(stream, shown_path(path))
 
 
 def _read_npz(stream: BinaryIO, name: str) -> dict[str, NDArray[Any]]:

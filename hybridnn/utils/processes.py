@@ -1,14 +1,21 @@
-"""Child processes with a time limit, for programs that may crash or hang."""
+"""Processes: children with a time limit, and the TCP connections of a process as Linux lists them."""
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import signal
+import socket
 import subprocess
+import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+
+REPEAT_SECONDS = 1.0  # a signal that is repeated within this time counts as one: launchers may send it twice
 
 
 @dataclass(frozen=True)
@@ -60,3 +67,71 @@ def run_child(command: Sequence[str], seconds: float, environment: Mapping[str, 
             file.seek(0)
             texts.append(file.read().decode(errors="replace"))
     return ChildResult(code, texts[0], texts[1], timed_out)
+
+
+# -- TCP connections ---------------------------------------------------------------------------------------------------
+
+TABLES = "tcp", "tcp6"
+OPEN_STATES = {"01", "04", "08"}  # established, or closed by one side
+RESOLVE_SECONDS = 1.0  # without a name server, a resolver waits for long
+MIN_RETRANSMISSIONS = 2  # a single one is usual on a busy link
+
+
+@dataclass(frozen=True)
+class Connection:
+    """An open TCP connection to another address."""
+
+    local: str  # IP address
+    remote: str
+    inode: str  # identifies it on this host
+    is_silent: bool  # whether the remote side does not acknowledge data that was sent again and again
+    is_waiting: bool = False  # whether data that was sent is not acknowledged yet
+
+
+def open_connections(process: int | str = "self") -> tuple[Connection, ...]:
+    """Connections of a process of this host; none where the system does not list them."""
+    own = _sockets_of(process)
+    found = []
+    for table in TABLES:
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            for line in Path(f"/proc/{process}/net/{table}").read_text(encoding="ascii").splitlines()[1:]:
+                _, local, remote, state, queues, _, retransmissions, _, _, inode, *_ = line.split()
+                if inode in own and state in OPEN_STATES:
+                    is_waiting = int(queues.partition(":")[0], 16) > 0
+                    is_silent = is_waiting and int(retransmissions, 16) >= MIN_RETRANSMISSIONS
+                    found.append(Connection(_address(local), _address(remote), inode, is_silent, is_waiting))
+    return tuple(connection for connection in found if connection.local != connection.remote)
+
+
+def host_of(address: str) -> str:
+    """``name (address)``, or the address alone where it has no name within a second."""
+    names = []
+
+    def resolve() -> None:
+        with contextlib.suppress(OSError):
+            names.append(socket.gethostbyaddr(address)[0])
+
+    resolver = threading.Thread(target=resolve, daemon=True)
+    resolver.start()
+    resolver.join(RESOLVE_SECONDS)
+    return f"{names[0]} ({address})" if names else address
+
+
+def _sockets_of(process: int | str) -> set[str]:
+    found = set()
+    with contextlib.suppress(OSError):
+        for descriptor in os.scandir(f"/proc/{process}/fd"):
+            with contextlib.suppress(OSError):  # closed meanwhile
+                kind, _, inode = os.readlink(descriptor.path).partition(":")
+                if kind == "socket":
+                    found.add(inode.strip("[]"))
+    return found
+
+
+def _address(text: str) -> str:
+    """IP address of ``0100007F:1F90``, whose words of four bytes are in the byte order of the machine."""
+    digits = text.partition(":")[0]
+    words = (bytes.fromhex(digits[start : start + 8]) for start in range(0, len(digits), 8))
+    address = ipaddress.ip_address(b"".join(int.from_bytes(word, "big").to_bytes(4, sys.byteorder) for word in words))
+    mapped = getattr(address, "ipv4_mapped", None)
+    return str(mapped or address)

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from hybridnn.drawing.figures import Plots
 from hybridnn.errors import DataError, SettingError
 from hybridnn.study.cells import Cell
-from hybridnn.study.curve_plots import draw_curves
+from hybridnn.study.plots import draw_curves
 from hybridnn.study.results import Findings, StudyPoint, StudyResults
 from hybridnn.study.statistics import mean_and_deviation, median_of
 from hybridnn.study.study_file import Study, load_study

@@ -11,7 +11,7 @@ from math import log2
 
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.plan import best_exact
-from hybridnn.cost.prediction.workload import Workload
+from hybridnn.cost.prediction import Workload
 from hybridnn.errors import GridError, SettingError
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from hybridnn.drawing.curves import draw_lines
-from hybridnn.drawing.figures import MUTED, PANEL, Plots, column_figure, legend_above, plain_ticks, tidy
+from hybridnn.drawing.figures import MUTED, PANEL, Plots, column_figure, plain_ticks, tidy
 from hybridnn.pipeline.schedules.methods import find_method
+from hybridnn.study.plots import draw_legend, draw_lines
 from hybridnn.study.results import StudyPoint, StudyResults, point_name
 from hybridnn_papers.measures import MEASURES, measured
 from hybridnn_papers.stability import closed_form, largest_rate
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 RATE = "optimizer.lr"
 DEPTH = ("ranks", "grid", RATE)  # labels that differ within a line of a map of rates
@@ -53,7 +52,7 @@ def draw_stability(results: StudyResults, target: float | None) -> Plots:
             axes.set_title(f"{what}, momentum {momentum:g}")
             plain_ticks(axes.yaxis)
             _number_axis(axes, delays)
-    _legend_of(figure, panels)
+    draw_legend(figure, panels)
     reached = "trains" if target is None else f"reaches {target:g}"
     caption = f"Largest rates that train: on a quadratic, and in the study those with which every seed {reached}."
     return {"stability": (caption, figure)}
@@ -76,7 +75,7 @@ def draw_depths(results: StudyResults, points: Sequence[StudyPoint], target: flo
         draw_lines(axes, curves, "stages" if axes is panels[-1] else "")
         axes.set_ylabel(MEASURES[measure].text)
         _number_axis(axes, sorted({point.grid[0] for point in points}))
-    _legend_of(figure, panels)
+    draw_legend(figure, panels)
     caption = "Best test metric, and epochs until every seed has reached the target, over the stages"
     return {"depths": (f"{caption}; means over the seeds.", figure)}
 
@@ -93,13 +92,6 @@ def _number_axis(axes: Axes, numbers: Sequence[int]) -> None:
     axes.set_xticks(numbers, [str(number) for number in numbers])
     axes.xaxis.minorticks_off()
     tidy(axes)
-
-
-def _legend_of(figure: Figure, panels: Iterable[Axes]) -> None:
-    """Explain the lines of several panels, each name once."""
-    shown = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in panels]
-    handles = {str(label): handle for pairs in shown for handle, label in pairs}
-    legend_above(figure, handles.values(), list(handles))
 
 
 def _on_quadratic(points: list[StudyPoint]) -> tuple[list[int], list[float]]:

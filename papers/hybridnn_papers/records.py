@@ -16,8 +16,7 @@ from typing import Any
 
 from hybridnn.errors import DataError
 from hybridnn.study.axes import REPEATED, format_value
-from hybridnn.study.hardware import host_values
-from hybridnn.study.results import CellResult, StudyResults
+from hybridnn.study.results import CellResult, StudyResults, host_values
 from hybridnn.study.scaling import base_of
 from hybridnn.study.study_folder import ManifestCell
 from hybridnn.utils.files import read_text

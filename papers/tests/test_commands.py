@@ -12,7 +12,7 @@ import pytest
 
 from hybridnn.cost.machine_file import require_machine
 from hybridnn.cost.plan import best_exact
-from hybridnn.cost.prediction.workload import Workload
+from hybridnn.cost.prediction import Workload
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD
 from hybridnn_papers.formulas import best_grid

@@ -11,7 +11,7 @@ from hybridnn import SGD
 from hybridnn.nn.delayed_updates import SpikeSGD
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.study.cells import make_cells
-from hybridnn.study.report_plots import draw_plots
+from hybridnn.study.plots import draw_plots
 from hybridnn.study.study_file import load_study
 from hybridnn_papers.records import read_records
 from hybridnn_papers.stability import closed_form, largest_rate

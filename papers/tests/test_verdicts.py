@@ -17,9 +17,8 @@ import pytest
 from hybridnn.errors import DataError, SettingError
 from hybridnn.study.axes import check_axes
 from hybridnn.study.cells import make_cells
-from hybridnn.study.curve_plots import curves_of
-from hybridnn.study.report_files import csv_text, latex_text, markdown_text, point_rows
-from hybridnn.study.report_plots import draw_plots
+from hybridnn.study.plots import curves_of, draw_plots
+from hybridnn.study.report import csv_text, latex_text, markdown_text, point_rows
 from hybridnn.study.results import StudyResults, read_results
 from hybridnn.study.study_file import load_study
 from hybridnn_papers.conclusions import records_text

@@ -140,7 +140,7 @@ class Cupy(Emulator):
 @pytest.mark.slow
 def test_every_kernel_runs_and_has_its_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cupy, numbers, results = Cupy(tmp_path), 2 * gpu_kernels.COLUMNS, tmp_path / "results.json"
-    products = SimpleNamespace(multiply=lambda a, b, out, factor, keep: np.matmul(a, b, out=out))
+    products = SimpleNamespace(multiply=lambda a, b, out: np.matmul(a, b, out=out))
     monkeypatch.setattr(gpu_kernels, "cupy_kernels", lambda tf32=False: CupyKernels(cupy, products))  # type: ignore[arg-type]
     monkeypatch.setattr(gpu_kernels, "load_cupy", lambda: cupy)
     monkeypatch.setattr(gpu_kernels, "PRODUCTS", ((4, 5, 6),))

@@ -36,24 +36,19 @@ def _short_calls(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("_short_calls")
-@pytest.mark.parametrize(("rows", "columns"), BLOCKS)
-def test_a_block_is_read(tmp_path: Path, rows: slice, columns: slice) -> None:
-    np.save(tmp_path / "array.npy", WHOLE)
-    with open(tmp_path / "array.npy", "rb") as file:
-        shape, dtype, offset = read_npy_header(file)
-    assert (shape, dtype) == ((7, 11), np.dtype("float32"))
-    block = np.empty_like(WHOLE[rows, columns], order="C")
-    read_rectangle(tmp_path / "array.npy", block, Rectangle((7, 11), rows, columns), offset)
-    np.testing.assert_array_equal(block, WHOLE[rows, columns])
-
-
-@pytest.mark.usefixtures("_short_calls")
-def test_blocks_written_in_any_order_are_a_file_that_numpy_reads(tmp_path: Path) -> None:
+def test_blocks_written_in_any_order_are_a_file_that_numpy_reads_and_blocks_of_it_are_read(tmp_path: Path) -> None:
     path, header = tmp_path / "array.npy", npy_header((7, 11), WHOLE.dtype)
     for rows, columns in ((slice(5, 7), slice(0, 11)), (slice(0, 5), slice(4, 11)), (slice(0, 5), slice(0, 4))):
         write_rectangle(path, WHOLE[rows, columns].copy(), Rectangle((7, 11), rows, columns), header)
     np.testing.assert_array_equal(np.load(path, allow_pickle=False), WHOLE)
     assert file_sha256(path) == hashlib.sha256(path.read_bytes()).digest()
+    with open(path, "rb") as file:
+        shape, dtype, offset = read_npy_header(file)
+    assert (shape, dtype) == ((7, 11), np.dtype("float32"))
+    for rows, columns in BLOCKS:
+        block = np.empty_like(WHOLE[rows, columns], order="C")
+        read_rectangle(path, block, Rectangle((7, 11), rows, columns), offset)
+        np.testing.assert_array_equal(block, WHOLE[rows, columns])
 
 
 def test_a_file_that_ends_too_early_is_an_error(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Runs that diverge: what they record, what `report` says of them, and how a study counts them."""
+"""Runs that diverge: what they record, and how a study counts them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from hybridnn.errors import DataError
 from hybridnn.runs.run_files import read_run, run_status
-from hybridnn.study.report_files import csv_text, point_rows
+from hybridnn.study.report import csv_text, point_rows
 from hybridnn.study.results import read_results
 from hybridnn.study.scaling import compare_points
 from hybridnn.study.study_folder import StudyFolder
@@ -45,23 +45,6 @@ def test_a_run_that_diverges_records_the_step_and_the_steps_before(
     assert (run.diverged is not None, run.epochs, len(run.steps)) == (True, (), len(steps))
     assert isnan(run.seconds_per_epoch)
     assert run.steps_per_epoch == 15  # 1,437 samples in minibatches of 100
-
-
-def test_report_says_that_a_run_diverged(run_hybridnn: Run, tmp_path: Path) -> None:
-    folders = [str(tmp_path / name) for name in ("first", "second")]
-    for folder, rate in zip(folders, ("1e15", "0.005"), strict=True):
-        run_hybridnn("train", *DIGITS, "--lr", rate, "--out", folder)
-    code, text, err = run_hybridnn("report", folders[0])
-    assert (code, err) == (0, "")
-    assert "diverged in epoch 1: the loss became" in text
-    assert "no times: diverged in its first epoch" in text
-    code, text, err = run_hybridnn("report", *folders)
-    assert (code, err) == (0, "")
-    assert "1 rank, 1x1: diverged in its first epoch; diverged at step" in text
-    assert "nan" not in text
-    code, text, _ = run_hybridnn("report", *folders, "--format", "json")
-    rows = [row for group in json.loads(text)["groups"] for row in group["runs"]]
-    assert sorted(row["diverged_at"] is None for row in rows) == [False, True]
 
 
 def test_a_diverged_cell_is_a_result_of_its_study(run_hybridnn: Run) -> None:

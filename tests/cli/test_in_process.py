@@ -17,8 +17,8 @@ import pytest
 from hybridnn.cli.ranks import require_one_way
 from hybridnn.errors import SettingError
 from hybridnn.in_process import run_ranks
+from hybridnn.runs.callbacks import INTERRUPTED, SIGNALS, StopSignals
 from hybridnn.runs.run_files import run_status
-from hybridnn.runs.stop_signals import INTERRUPTED, SIGNALS, StopSignals
 from hybridnn.training.trainer import Trainer
 from mpi_runner.launch import run_job
 from reference.command_line import Run, SignalAt, assert_same_weights, error_line, records_of

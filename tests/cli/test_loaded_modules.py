@@ -37,11 +37,10 @@ NEVER = {"matplotlib", "pandas", "scipy", "sklearn", "PIL", "xml.sax", "urllib.r
 TOOLS = {
     "hybridnn.cost.machine",
     "hybridnn.cost.prediction",
-    "hybridnn.cost.layouts",
     "hybridnn.cost.plan",
-    "hybridnn.gpu.cuda_graphs",
+    "hybridnn.gpu.engine",
     "hybridnn.gpu.cupy_kernels",
-    "hybridnn.gpu.transports",
+    "hybridnn.gpu.nccl",
     "hybridnn.study",
     "hybridnn_course",
     "hybridnn_course_staff",

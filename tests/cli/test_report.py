@@ -164,9 +164,9 @@ def test_mean_staleness_is_told_by_stage(run_hybridnn: Run) -> None:
 
 @pytest.fixture
 def runs(run_hybridnn: Run, trained_once: Callable[..., Path]) -> Run:
-    """Two runs that differ in three settings, and one of them again."""
+    """Two runs that differ in four settings, and one of them again."""
     shutil.copytree(trained_once(*SMALL, "--epochs", "2"), "a")
-    shutil.copytree(trained_once(*SMALL, "--epochs", "3", "--lr", "0.2", "--optimizer", "adam"), "b")
+    shutil.copytree(trained_once(*SMALL, "--epochs", "3", "--lr", "0.2", "--optimizer", "adam", "--hidden", "6,6"), "b")
     shutil.copytree("a", "again")
     return run_hybridnn
 
@@ -202,32 +202,12 @@ def test_text_has_a_column_for_each_run_and_no_empty_rows(runs: Run) -> None:
     assert lines[0] == ["a", "b", "again"]
     assert ["training.epochs", "2", "3", "2"] in lines
     assert ["optimizer.name", "sgd", "adam", "sgd"] in lines
+    assert ["model.hidden", "6", "6,", "6", "6"] in lines
     assert "r2" not in text
     assert "diverged" not in text
     found = json.loads(runs("report", "a", "again", "--format", "json")[1])["runs"]
     assert [item["settings"] for item in found] == [{}, {}]
     assert "absent is not a run folder" in error_line(runs("report", "a", "absent"))
-
-
-def test_runs_with_a_pipeline(run_hybridnn: Run) -> None:
-    for name, partition in (("first", "[2,1]"), ("second", "[1,2]")):
-        split = ("--in-process", "2", "--set", f"parallel.partition={partition}", "--set", "parallel.pipeline=2")
-        assert run_hybridnn("train", *SMALL, "--hidden", "6,6", "--epochs", "1", *split, "--out", name)[0] == 0
-    code, text, err = run_hybridnn("report", "first", "second", "--format", "json")
-    assert (code, err) == (0, "")
-    found = [run["settings"] for run in json.loads(text)["runs"]]
-    assert found == [{"parallel.partition": [2, 1]}, {"parallel.partition": [1, 2]}]
-    rows = [line.split() for line in run_hybridnn("report", "first", "second")[1].splitlines()]
-    assert ["parallel.partition", "2,", "1", "1,", "2"] in rows
-
-
-def test_a_run_that_diverged_says_so(run_hybridnn: Run) -> None:
-    assert run_hybridnn("train", *SMALL, "--epochs", "1", "--out", "good")[0] == 0
-    diverging = ("train", *SMALL, "--batch-size", "20", "--epochs", "3", "--lr", "1e30", "--out", "bad")
-    assert run_hybridnn(*diverging)[0] == 1
-    found = json.loads(run_hybridnn("report", "good", "bad", "--format", "json")[1])["runs"]
-    assert [item["diverged"] for item in found] == ["", "epoch 1"]
-    assert (found[1]["train_loss"], found[1]["seconds_per_epoch"]) == (None, None)
 
 
 def _texts(path: str) -> list[str]:
@@ -276,15 +256,10 @@ def test_equal_curves_of_a_plot_differ_in_their_dashes(runs: Run) -> None:
     assert max(radii[0]) < min(radii[1]) < min(radii[2])
 
 
-@pytest.mark.parametrize(("name", "begin"), [("curves.png", b"\x89PNG"), ("curves.pdf", b"%PDF")])
-def test_formats_of_a_plot(runs: Run, name: str, begin: bytes) -> None:
-    code, text, err = runs("report", "a", "again", "--format", "json", "--plot", name)
-    assert (code, err) == (0, "")
-    assert len(json.loads(text)["runs"]) == 2
-    assert Path(name).read_bytes().startswith(begin)
-
-
-def test_wrong_files_of_a_plot(runs: Run) -> None:
+def test_files_of_a_plot(runs: Run) -> None:
+    for name, begin in (("curves.png", b"\x89PNG"), ("curves.pdf", b"%PDF")):
+        assert runs("report", "a", "again", "--plot", name)[0] == 0
+        assert Path(name).read_bytes().startswith(begin)
     assert error_line(runs("report", "a", "--plot", "x.svg")).startswith(
         "Error: --plot = 'x.svg': needs two run folders"
     )
@@ -292,12 +267,20 @@ def test_wrong_files_of_a_plot(runs: Run) -> None:
     assert "there is no folder none" in error_line(runs("report", "a", "b", "--plot", "none/x.svg"))
 
 
-def test_a_plot_names_runs_that_diverged(run_hybridnn: Run, trained_once: Callable[..., Path]) -> None:
+def test_runs_that_diverged_are_named(run_hybridnn: Run, trained_once: Callable[..., Path]) -> None:
     good = str(trained_once(*SMALL, "--epochs", "2"))
     diverging = ("train", *SMALL, "--batch-size", "20", "--epochs", "3", "--lr", "1e30", "--out", "bad")
     assert run_hybridnn(*diverging)[0] == 1
-    assert run_hybridnn("report", good, "bad", "--plot", "curves.svg")[0] == 0
+    text = run_hybridnn("report", "bad")[1]
+    assert "diverged in epoch 1: the loss became" in text
+    assert "no times: diverged in its first epoch" in text
+    code, text, err = run_hybridnn("report", good, "bad", "--plot", "curves.svg")
+    assert (code, err, "nan" in text) == (0, "", False)
+    assert "1 rank, 1x1: diverged in its first epoch; diverged at step" in text
     assert "diverged in epoch 1" in " ".join(_texts("curves.svg"))
+    found = json.loads(run_hybridnn("report", good, "bad", "--format", "json")[1])["runs"]
+    assert [item["diverged"] for item in found] == ["", "epoch 1"]
+    assert (found[1]["train_loss"], found[1]["seconds_per_epoch"]) == (None, None)
     shutil.copytree("bad", "worse")
     error = error_line(run_hybridnn("report", "bad", "worse", "--plot", "none.svg"))
     assert "none of the runs has an epoch with an evaluation" in error

@@ -17,8 +17,7 @@ import pytest
 from hybridnn.checkpoints.writing import CheckpointWriter, PendingCheckpoint
 from hybridnn.cli.train_view import TrainView
 from hybridnn.config.settings import with_stages
-from hybridnn.runs.folder import RunFolder
-from hybridnn.runs.lock import FolderLock
+from hybridnn.runs.folder import FolderLock, RunFolder
 from hybridnn.runs.resume import settings_of_run
 from reference.command_line import Run, SignalAt, assert_same_weights, error_line, records_of
 

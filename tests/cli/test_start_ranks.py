@@ -21,8 +21,7 @@ import pytest
 from hybridnn.cli import ranks
 from hybridnn.cli.output import make_console
 from hybridnn.comm.launcher import RankLauncher
-from hybridnn.runs.stop_signals import REPEAT_SECONDS
-from hybridnn.utils.connections import Connection
+from hybridnn.utils.processes import REPEAT_SECONDS, Connection
 from mpi_runner.launch import find_mpirun, job_environment, marked_processes, started_job
 from mpi_runner.slowness import deadline, wait_until
 from reference.command_line import Run, error_line, read_terminal, records_of

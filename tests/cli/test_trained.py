@@ -14,7 +14,7 @@ import pytest
 from sklearn import metrics
 
 from hybridnn.data import load_dataset, load_file, split
-from hybridnn.runs.quality import ClassReport
+from hybridnn.runs.inference import ClassReport
 from reference import network as net
 from reference.command_line import Run, error_line, records_of
 from reference.trained_runs import regression_file, train, weights_of, write_checkpoint
@@ -169,9 +169,7 @@ def test_the_report_of_a_regression_is_in_the_units_of_the_targets(run_hybridnn:
 
 def test_classes_that_never_occur_have_scores_of_zero() -> None:
     report = ClassReport.of("abc", np.array([0, 0, 1]), np.array([0, 1, 1]))
-    assert report.precision.tolist() == [1.0, 0.5, 0.0]
-    assert report.recall.tolist() == [0.5, 1.0, 0.0]
-    assert report.f1.tolist() == pytest.approx([2 / 3, 2 / 3, 0.0])
+    assert report.scores == pytest.approx(np.array([[1.0, 0.5, 0.0], [0.5, 1.0, 0.0], [2 / 3, 2 / 3, 0.0]]))
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from hybridnn.comm.group import Group
+from hybridnn.gpu.device import Device
+from hybridnn.gpu.nccl import start_nccl
 from hybridnn.gpu.setup import TransportFactory
-from hybridnn.gpu.transports.device import Device
-from hybridnn.gpu.transports.nccl import start_nccl
 from hybridnn.parallel.grid import ProcessGrid
 from mpi_runner.launch import run_mpi
 from reference.stand_in_device import StandInCupy, data_of, device_of

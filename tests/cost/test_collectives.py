@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from math import ceil, floor, log2
 
 import numpy as np
@@ -36,23 +35,6 @@ def test_counts_equal_those_of_the_single_messages(ranks: int) -> None:
             for nbytes in (0, 1, ranks - 1, ranks, ranks + 1, 1000, 4097):
                 cost = as_tuple(counts(operation, name, nbytes, ranks))
                 assert cost == way.count(nbytes), f"{operation} by {name}, {nbytes} bytes, {ranks} ranks"
-
-
-# In the others the all-gather also sends the root what it has had from the start.
-WITHOUT_A_MESSAGE_TOO_MANY = [one for one in ALL if one[0] != "broadcast" or one[1] == "binomial"]
-
-
-@pytest.mark.parametrize(("operation", "name"), WITHOUT_A_MESSAGE_TOO_MANY)
-@pytest.mark.parametrize("ranks", [3, 6])
-def test_no_message_is_superfluous(operation: str, name: str, ranks: int) -> None:
-    """Of the algorithms, or the check of what they promise would be worth nothing."""
-    way = algorithms(ranks)[operation, name][0]
-    for number, messages in enumerate(way.rounds):
-        for place in range(len(messages)):
-            fewer = messages[:place] + messages[place + 1 :]
-            rounds = [*way.rounds[:number], *([fewer] if fewer else []), *way.rounds[number + 1 :]]
-            with pytest.raises((AssertionError, KeyError)):
-                carry_out(replace(way, rounds=rounds))
 
 
 def lg(ranks: int) -> int:

@@ -8,9 +8,10 @@ from itertools import product
 import pytest
 
 from hybridnn import MLP, SGD
-from hybridnn.cost.layouts import balanced_layers, feasible_layouts, most_ranks
+from hybridnn.cost.plan import feasible_layouts, most_ranks
+from hybridnn.cost.prediction import Workload
 from hybridnn.cost.prediction.groups import replica_groups
-from hybridnn.cost.prediction.workload import Workload
+from hybridnn.cost.prediction.predict import balanced_layers
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.checks.lint import lint
 from hybridnn.pipeline.layout import Layout
@@ -163,13 +164,3 @@ def test_layers_are_balanced_by_their_times() -> None:
     # A boundary of 1000 numbers costs more than all computing.
     slow = make_machine(multiply_add=1e-12, beta=1.0)
     assert balanced_layers(narrow, slow, [(1, 1)] * 2)[0] != 1
-
-
-def test_wider_stages_get_more_layers() -> None:
-    workload = Workload(MLP([64] * 7), 1000, 32)
-    # The first layer lacks an input gradient: 2 + 3 + 3 + 3 over three ranks against 3 + 3.
-    assert balanced_layers(workload, MACHINE, [(3, 1), (1, 1)]) == (5, 1)
-    assert balanced_layers(workload, MACHINE, [(1, 1), (1, 3)]) == (2, 4)
-    # Four chunks of layers of 2 and five times 3: none takes longer than two layers.
-    chunks = balanced_layers(workload, MACHINE, [(1, 1)] * 2, chunks=2)
-    assert (len(chunks), sum(chunks), max(chunks)) == (4, 6, 2)

@@ -9,18 +9,17 @@ import pytest
 
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.machine_file import read_machine
-from hybridnn.cost.prediction.predict import predict
-from hybridnn.cost.prediction.workload import Workload
-from hybridnn.cost.simulation import (
+from hybridnn.cost.prediction import Workload
+from hybridnn.cost.prediction.predict import (
     ScalingCurve,
     ScalingPoint,
     SimulatedStep,
+    predict,
     scaling_curve,
     simulate_layout,
 )
 from hybridnn.drawing.figures import COLUMN
 from hybridnn.drawing.simulation_picture import draw_scaling, draw_simulation, stages_shown
-from hybridnn.errors import SettingError
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD
 from hybridnn.pipeline.layout import Layout
@@ -45,62 +44,6 @@ def simulated(
     return simulate_layout(workload, layout, machine)
 
 
-@pytest.mark.parametrize("layers", [(2, 2, 2, 2), (3, 2, 2, 1), (1, 5, 1, 1), (2, 1, 1, 4)])
-def test_the_stage_with_most_layers_is_the_bottleneck(layers: tuple[int, ...]) -> None:
-    """GPipe: a microbatch through all stages and back, and between these m - 1 more through the slowest, twice."""
-    layout = Layout(((1, 1),) * 4, layers, method="gpipe", microbatches=8)
-    step = simulated(layout, plain_machine())
-    forward = [count * 8 * PASS for count in layers]
-    backward = [seconds * 2 for seconds in forward]
-    backward[0] -= 8 * PASS
-    assert step.seconds_per_step == pytest.approx(sum(forward) + sum(backward) + 7 * (max(forward) + max(backward)))
-
-
-def test_stages_of_different_widths() -> None:
-    """One rank feeds two."""
-    layout = Layout(((1, 1), (2, 1)), (4, 4), method="gpipe", microbatches=1)
-    step = simulated(layout, plain_machine())
-    first, second = 64 * PASS * 4, 32 * PASS * 4
-    assert step.seconds_per_step == pytest.approx(first + 3 * second + first * 7 / 4)
-
-
-def test_many_stages() -> None:
-    """1F1B with 32 microbatches on 512 ranks: the last stage is always busy once its first microbatch has arrived.
-
-    The gradient of the last microbatch then passes back; the first layer needs no gradient of its input.
-    """
-    stages, microbatches = 128, 32
-    workload = Workload(MLP([16] * (stages + 1)), 1024, 1024, optimizer=SGD(momentum=0.0), classification=False)
-    layout = Layout(((4, 1),) * stages, (1,) * stages, method="1f1b", microbatches=microbatches)
-    step = simulated(layout, plain_machine(nodes=64, ranks_per_node=8), workload=workload)
-    forward = 8 * PASS
-    backward = 2 * forward
-    filling = (stages - 1) * forward
-    assert step.seconds == pytest.approx(
-        filling + microbatches * (forward + backward) + (stages - 2) * backward + backward / 2
-    )
-    assert step.stages[stages // 2].computing == pytest.approx(microbatches * (forward + backward))
-
-
-def test_parts_add_up_to_the_step() -> None:
-    layout = Layout(((2, 2), (2, 1)), (4, 4), method="1f1b", microbatches=4)
-    machine = plain_machine(alpha=1e-4, beta=1e-8)
-    step = simulated(layout, machine)
-    for breakdown in (*step.stages, step.mean()):
-        assert breakdown.total == pytest.approx(step.seconds_per_step)
-        assert min(breakdown.parts.values()) >= 0
-    mean = step.mean()
-    assert mean.computing == pytest.approx((4 * step.stages[0].computing + 2 * step.stages[1].computing) / 6)
-    busy = sum(step.instructions.values())
-    assert mean.computing < busy < mean.computing + mean.communication
-
-
-def test_refused_simulations() -> None:
-    layout = Layout(((4, 1),) * 2, (4, 4), method="1f1b", microbatches=8)
-    with pytest.raises(SettingError, match="curve = 'wide'"):
-        scaling_curve(WORKLOAD, layout, plain_machine(), "wide")
-
-
 def test_more_ranks_than_the_machine_has_take_turns() -> None:
     layout = Layout(((8, 1),), (8,))
     enough, half = (simulated(layout, plain_machine(ranks_per_node=ranks)) for ranks in (8, 4))
@@ -117,7 +60,7 @@ def test_batch_ranks_without_samples_wait_for_the_others() -> None:
 def test_rounding_leaves_no_bubble() -> None:
     machine = plain_machine(alpha=1e-5 / 3, beta=1e-9 / 7)
     for ranks in (1, 3, 7, 32):
-        assert simulated(Layout(((ranks, 1),), (8,)), machine).mean().bubble == 0
+        assert simulated(Layout(((ranks, 1),), (8,)), machine).stages[0].bubble == 0
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -136,7 +79,9 @@ def test_a_prediction_and_a_simulation_agree(method: str) -> None:
     step = simulated(layout, machine)
     assert step.seconds_per_step == pytest.approx(predicted.seconds_per_step)
     assert step.seconds_per_epoch == pytest.approx(predicted.seconds_per_epoch)
-    assert step.mean().total == pytest.approx(step.seconds_per_step)
+    for breakdown in step.stages:
+        assert breakdown.total == pytest.approx(step.seconds_per_step)
+        assert min(breakdown.parts.values()) >= 0
 
 
 # -- scaling curves ----------------------------------------------------------------------------------------------------
@@ -272,3 +217,40 @@ def test_first_and_last_stages(stages: int, most: int) -> None:
     assert list(shown) == sorted(set(shown) & set(range(stages)))
     assert shown[0] == 0
     assert most == 1 or shown[-1] == stages - 1
+
+
+@pytest.mark.parametrize("layers", [(2, 2, 2, 2), (3, 2, 2, 1), (1, 5, 1, 1), (2, 1, 1, 4)])
+def test_the_stage_with_most_layers_is_the_bottleneck(layers: tuple[int, ...]) -> None:
+    """GPipe: a microbatch through all stages and back, and between these m - 1 more through the slowest, twice."""
+    layout = Layout(((1, 1),) * 4, layers, method="gpipe", microbatches=8)
+    step = simulated(layout, plain_machine())
+    forward = [count * 8 * PASS for count in layers]
+    backward = [seconds * 2 for seconds in forward]
+    backward[0] -= 8 * PASS
+    assert step.seconds_per_step == pytest.approx(sum(forward) + sum(backward) + 7 * (max(forward) + max(backward)))
+
+
+def test_stages_of_different_widths() -> None:
+    """One rank feeds two."""
+    layout = Layout(((1, 1), (2, 1)), (4, 4), method="gpipe", microbatches=1)
+    step = simulated(layout, plain_machine())
+    first, second = 64 * PASS * 4, 32 * PASS * 4
+    assert step.seconds_per_step == pytest.approx(first + 3 * second + first * 7 / 4)
+
+
+def test_many_stages() -> None:
+    """1F1B with 32 microbatches on 512 ranks: the last stage is always busy once its first microbatch has arrived.
+
+    The gradient of the last microbatch then passes back; the first layer needs no gradient of its input.
+    """
+    stages, microbatches = 128, 32
+    workload = Workload(MLP([16] * (stages + 1)), 1024, 1024, optimizer=SGD(momentum=0.0), classification=False)
+    layout = Layout(((4, 1),) * stages, (1,) * stages, method="1f1b", microbatches=microbatches)
+    step = simulated(layout, plain_machine(nodes=64, ranks_per_node=8), workload=workload)
+    forward = 8 * PASS
+    backward = 2 * forward
+    filling = (stages - 1) * forward
+    assert step.seconds == pytest.approx(
+        filling + microbatches * (forward + backward) + (stages - 2) * backward + backward / 2
+    )
+    assert step.stages[stages // 2].computing == pytest.approx(microbatches * (forward + backward))

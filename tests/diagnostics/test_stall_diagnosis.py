@@ -99,16 +99,6 @@ def test_the_first_mismatch_of_earlier_collectives_is_found() -> None:
         assert "collective 8 of group world" in finding.text
 
 
-def test_both_ranks_of_a_pair_are_named_in_a_mismatch() -> None:
-    pair = (1, 3)
-    states = {rank: rank_state(rank, 4, None) for rank in (0, 2)}
-    for rank, what in ((1, SUM), (3, "barrier")):
-        states[rank] = rank_state(rank, 4, collective("allreduce", "batch", pair, 1), progress("batch", pair, what))
-    finding = diagnose(states, 4)[0]
-    assert (finding.kind, finding.ranks) == ("mismatch", pair)
-    assert "collective 1 of group batch (ranks 1, 3)" in finding.text
-
-
 def test_a_deadlock_names_the_rank_that_most_wait_for() -> None:
     """Rank 2 left out a collective of the world and is in the next one of its model group."""
     pair = (2, 3)
@@ -190,14 +180,6 @@ def test_groups_with_the_same_axis_and_members_are_distinct() -> None:
     finding = only(states)
     assert (finding.kind, finding.ranks) == ("outside", (1,))
     assert "rank 1 (host n1, process 4001) did not arrive: " in finding.text
-
-
-def test_one_rank() -> None:
-    finding = only({0: rank_state(0, 1, None)}, 1)
-    assert (
-        finding.text
-        == "rank 0 (host n1, process 4000) did not go on: outside of communication, at slow.py:12 in on_step"
-    )
 
 
 GROUPS = {

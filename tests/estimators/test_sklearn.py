@@ -172,30 +172,6 @@ def test_partial_fits_are_the_epochs_of_a_fit_and_keep_the_state_of_the_optimize
     assert parts.loss_curve_ == pytest.approx(whole.loss_curve_)
 
 
-LABELS = {
-    "strings": NAMES,
-    "booleans": IRIS[1] > 0,
-    "other numbers": 10 * IRIS[1] - 7,
-}
-
-
-@pytest.mark.parametrize("kind", LABELS)
-def test_labels_are_given_back(kind: str) -> None:
-    found = MLPClassifier((16,), learning_rate_init=0.02, random_state=0).fit(IRIS[0], LABELS[kind])
-    assert found.predict(IRIS[0]).dtype == LABELS[kind].dtype
-    assert found.score(IRIS[0], LABELS[kind]) > 0.9
-    assert found.classes_.tolist() == sorted(set(LABELS[kind].tolist()))
-
-
-def test_frames_and_their_names() -> None:
-    pandas = pytest.importorskip("pandas")
-    x = pandas.DataFrame(IRIS[0], columns=["a", "b", "c", "d"])
-    found = MLPClassifier(**QUICK).fit(x, pandas.Series(LABELS["strings"]))
-    assert found.feature_names_in_.tolist() == ["a", "b", "c", "d"]
-    with pytest.raises(ValueError, match="feature names"):
-        found.predict(x[["b", "a", "c", "d"]])
-
-
 @pytest.mark.parametrize("ranks", [None, 2])
 def test_sparse_samples_train_as_dense_ones(ranks: int | None) -> None:
     words = (IRIS[0] * 2).round().astype(str)

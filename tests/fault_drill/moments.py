@@ -42,7 +42,7 @@ MOMENTS = {
     "an array is written": Moment("checkpoint", (f"{_WRITING}:write_rectangle",), 9),
     "the arrays are digested": Moment("checkpoint", (f"{_WRITING}:PendingCheckpoint.hash_arrays",), 3),
     "the arrays go to disk": Moment("checkpoint", (f"{_WRITING}:PendingCheckpoint.sync",), 3),
-    "a manifest or its sums": Moment("checkpoint", (f"{_WRITING}:write_file",), 6, first_rank=True),
+    "a manifest or its sums": Moment("checkpoint", (f"{_FILES}:write_file",), 6, first_rank=True),
     "before or after a checkpoint gets its name": Moment("checkpoint", (f"{_FILES}:sync",), 6, first_rank=True),
     "old checkpoints are looked for": Moment("checkpoint", (f"{_WRITING}:prune",), 3, first_rank=True),
     "an old checkpoint is removed": Moment("checkpoint", (f"{_FILES}:shutil.rmtree",), first_rank=True),

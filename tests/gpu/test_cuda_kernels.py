@@ -271,13 +271,6 @@ def test_threads_that_share_the_classes_of_a_sample(
     assert column_block(1, 150) == (256, 1)
 
 
-def test_a_step_needs_few_launches(kernels: CupyKernels, emulator: Emulator) -> None:
-    emulator.launches.clear()
-    for case in (MATRIX_CASES["cross-entropy"], MATRIX_CASES["bias selu"]):
-        compare(case, kernels, device_array, "float32", (10, 128))
-    assert [launch[0] for launch in emulator.launches] == ["cross_entropy", "bias_selu"]
-
-
 @pytest.mark.parametrize("itemsize", [4, 8])
 @pytest.mark.parametrize("n", [0, 1, 100, 1024, 4097, 1 << 26])
 def test_grid_sizes(n: int, itemsize: int) -> None:

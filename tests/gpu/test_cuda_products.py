@@ -113,16 +113,6 @@ def test_the_workspace_is_set_again_for_another_stream(
         assert counter.value == before + times
 
 
-def test_the_stream_is_set_again_after_a_recorded_one_has_ended(products: CublasProducts, library: ctypes.CDLL) -> None:
-    """A new stream may have its address."""
-    square, counter = device_array(np.ones((2, 2))), ctypes.c_int.in_dll(library, "workspaces_set")
-    products.multiply(square, square, square.copy())
-    before = counter.value
-    products.forget_stream()
-    products.multiply(square, square, square.copy())
-    assert counter.value == before + 1
-
-
 def test_every_recording_sets_its_stream_and_workspace(
     products: CublasProducts, library: ctypes.CDLL, emulator: Emulator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,3 +162,13 @@ def test_the_handle_ends_with_the_object(library: ctypes.CDLL, emulator: Emulato
     assert destroyed.value == before
     del products
     assert destroyed.value == before + 1
+
+
+def test_the_stream_is_set_again_after_a_recorded_one_has_ended(products: CublasProducts, library: ctypes.CDLL) -> None:
+    """A new stream may have its address."""
+    square, counter = device_array(np.ones((2, 2))), ctypes.c_int.in_dll(library, "workspaces_set")
+    products.multiply(square, square, square.copy())
+    before = counter.value
+    products.forget_stream()
+    products.multiply(square, square, square.copy())
+    assert counter.value == before + 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from hybridnn.gpu.device_events import PinnedMemory, is_complete, wait_for
+from hybridnn.gpu.device import PinnedMemory, is_complete, wait_for
 
 
 class DeviceError(RuntimeError):

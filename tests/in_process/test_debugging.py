@@ -9,10 +9,8 @@ import subprocess
 import sys
 import threading
 import time
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -24,8 +22,6 @@ from mpi_runner.slowness import deadline
 STEPS_OVER = pytest.mark.skipif(
     sys.version_info >= (3, 13), reason="pdb of Python 3.13 does not stop after a call in which other ranks ran"
 )
-
-SVG = "{http://www.w3.org/2000/svg}"
 
 TRAINING = """
 import numpy as np
@@ -105,20 +101,6 @@ def test_leaving_the_debugger_ends_all_ranks_with_one_line(tmp_path: Path) -> No
     assert "records, the ranks are" not in done.stdout
 
 
-@STEPS_OVER
-def test_a_debugger_without_a_terminal_is_driven_by_its_commands() -> None:
-    def program(comm: Any) -> float:
-        total = np.array([float(comm.rank)])
-        if comm.rank == 1:
-            pdb.Pdb(stdin=io.StringIO("next\np total[0]\ncontinue\n"), stdout=output, nosigint=True).set_trace()
-        comm.Allreduce("IN_PLACE", total)
-        return float(total[0])
-
-    output = io.StringIO()
-    assert run_ranks(3, program).results == (3.0, 3.0, 3.0)
-    assert "\n(Pdb) 3.0\n" in output.getvalue() or "\n(Pdb) np.float64(3.0)\n" in output.getvalue()
-
-
 def test_time_at_the_prompt_does_not_count() -> None:
     class Slow(io.StringIO):
         def readline(self, *size: Any) -> str:
@@ -179,22 +161,6 @@ def test_notebooks_show_a_deadlock_as_a_picture() -> None:
     picture = caught.value._repr_svg_()
     assert picture.startswith("<svg ")
     assert picture.count("stroke-dasharray") == 2  # two messages that do not arrive
-
-
-def test_collectives_alone_fill_the_width_and_are_named() -> None:
-    def program(comm: Any) -> None:
-        for _ in range(3):
-            comm.Allreduce("IN_PLACE", np.ones(1000))
-
-    picture = ElementTree.fromstring(run_ranks(2, program, alpha=1e-6)._repr_svg_())
-    boxes = [box for box in picture.iter(f"{SVG}rect") if box.get("fill") == "#b79ad6" and box.get("height") == "26"]
-    assert len(boxes) == 6
-    first = sorted((float(box.attrib["x"]), float(box.attrib["width"])) for box in boxes)[::2]
-    for (x, width), (following, _) in pairwise(first):
-        assert width > 200
-        assert abs(x + width - following) < 0.01
-    assert all(box.get("stroke") == "#ffffff" for box in boxes)  # adjacent boxes are separated
-    assert [text.text for text in picture.iter(f"{SVG}text")].count("allreduce") == 6
 
 
 def test_a_cell_of_a_notebook_is_named_as_such() -> None:

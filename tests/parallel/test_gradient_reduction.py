@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridnn.comm.transport import HOST_BUCKETS, BucketConfig
-from hybridnn.gpu.transports.staging import DEVICE_BUCKETS
+from hybridnn.gpu.staging import DEVICE_BUCKETS
 from hybridnn.parallel.gradient_reduction import GradientReducer, plan_buckets
 from hybridnn.parallel.grid import ProcessGrid
 

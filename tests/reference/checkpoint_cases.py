@@ -13,7 +13,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid
-from hybridnn.checkpoints.manifest import Origin
+from hybridnn.checkpoints.folder import Origin
 from hybridnn.checkpoints.writing import CheckpointWriter
 from hybridnn.nn.kernels import NUMPY
 from hybridnn.nn.optimizers import Optimizer, OptimizerState, new_state

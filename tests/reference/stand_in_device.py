@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.group import Group
+from hybridnn.gpu.device import Device
 from hybridnn.gpu.setup import TransportFactory
-from hybridnn.gpu.transports.device import Device
 from hybridnn.parallel.grid import ProcessGrid
 from reference.stand_in_streams import Event, StandInError, Stream
 

@@ -107,17 +107,6 @@ def test_without_a_machine_file_the_error_says_how_to_make_one(comm: MPI.Intraco
         choose_parallel_settings(settings_with())
 
 
-@pytest.mark.in_process(ranks=[2])
-def test_the_run_folder_has_the_layout_that_ran(comm: MPI.Intracomm, folder: Path) -> None:
-    data, model, training = {"rows": 200}, {"hidden": [12, 12, 12]}, {"epochs": 1, "batch_size": 20}
-    train(folder / "run", data=data, model=model, training=training, parallel={"auto": True, "pipeline": 2})
-    if comm.rank == 0:
-        kept = load_settings(folder / "run" / "config.toml").parallel
-        assert not kept.auto
-        assert (kept.pipeline, kept.batch, kept.model) == (2, 1, 1)
-        assert sum(kept.partition) == 4  # type: ignore[arg-type]  # counts
-
-
 DEEP = {"data": {"rows": 200}, "model": {"hidden": [12, 12, 12, 12]}}
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hybridnn.data import ArrayRows, Dataset, Rows, SyntheticRows, SyntheticSpec, load_dataset, split
+from hybridnn.data import Dataset, Rows, SyntheticRows, SyntheticSpec, load_dataset, split
 from hybridnn.errors import DataError, HybridnnError
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.runs import data as data_placement
@@ -32,35 +32,6 @@ def place(grid: ProcessGrid, data: Dataset, distribution: str, **changes: Any) -
     options: dict[str, Any] = {"generated": False, "standardize": True, "test_fraction": 0.25, "seed": 3}
     options |= {"dtype": "float64"} | changes
     return place_data(lambda: data, grid, distribution=distribution, **options)
-
-
-def regression() -> Dataset:
-    rng = np.random.default_rng(5)
-    rows = ArrayRows(rng.normal(3, 2, (41, 4)), rng.normal(-1, 5, (41, 2)))
-    return Dataset("made up", "regression", 4, 2, rows, None)
-
-
-@pytest.mark.in_process(ranks=RANKS)
-def test_standardized_with_statistics_of_the_training_part_alone(comm: MPI.Intracomm) -> None:
-    data = regression()
-    train, test = (everything(part) for part in split(data.train, 0.25, 3))
-    mean, scale = train[0].mean(axis=0), train[0].std(axis=0)
-    for distribution in ("local", "scatter"):
-        grid = ProcessGrid(comm)
-        placed = place(grid, data, distribution)
-        assert (placed.train_samples, placed.test_samples, placed.features, placed.outputs) == (31, 10, 4, 2)
-        if distribution == "local" or grid.rank == 0:
-            assert placed.train is not None
-            assert placed.test is not None
-            x, y = everything(placed.train)
-            np.testing.assert_allclose(x, (train[0] - mean) / scale, rtol=1e-12, atol=1e-12)
-            np.testing.assert_allclose(y, (train[1] - train[1].mean(0)) / train[1].std(0), rtol=1e-12, atol=1e-12)
-            np.testing.assert_allclose(everything(placed.test)[0], (test[0] - mean) / scale, rtol=1e-12, atol=1e-12)
-        else:
-            assert placed.train is None
-            assert placed.test is None
-        assert placed.standardizer is not None
-        placed.memory.free()
 
 
 @pytest.mark.in_process(ranks=RANKS)

@@ -10,8 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from hybridnn.errors import SettingError
-from hybridnn.runs.inference import export_arrays
-from hybridnn.runs.trained_run import open_run
+from hybridnn.runs.trained_run import export_arrays, open_run
 from hybridnn.utils.files import npz_bytes
 from reference import network as net
 from reference.trained_runs import FEATURES, NETWORK, REGRESSION, train, weights_of
@@ -75,17 +74,6 @@ def test_folding_needs_a_first_layer_that_adds_nothing(tmp_path: Path) -> None:
     run = open_run(tmp_path / "run")
     with pytest.raises(SettingError, match="--fold-standardization = True: the first layer is residual"):
         export_arrays(run, fold_standardization=True)
-
-
-def test_names_shapes_and_dtypes(regression: Path) -> None:
-    run = open_run(regression)
-    plain, folded = export_arrays(run), export_arrays(run, fold_standardization=True)
-    parameters = {f"layers.{layer}.{kind}" for layer in range(NETWORK.layers) for kind in ("weight", "bias")}
-    shifts = {"input_mean", "input_scale", "target_mean", "target_scale"}
-    assert set(plain) == parameters | shifts | {"activations", "residual"}
-    assert plain["activations"].tolist() == ["tanh", "tanh", "identity"]
-    assert set(folded) == parameters | {"activations", "residual"}
-    assert folded["layers.1.weight"].tolist() == plain["layers.1.weight"].tolist()
 
 
 def test_folding_a_float32_run_gives_float64(tmp_path: Path) -> None:

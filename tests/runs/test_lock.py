@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridnn.runs.lock import FolderInUse, FolderLock
+from hybridnn.runs.folder import FolderInUse, FolderLock
 
 
 def test_examining_a_lock_does_not_take_it(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import re
 from pathlib import Path
 from typing import Any
 
@@ -119,21 +118,6 @@ def test_a_file_with_the_other_decimal_sign_is_refused(sign: str, other: str, tm
     (tmp_path / "text.csv").write_text(f"a;b\n1;x\n2;1{other}5\n")
     with pytest.raises(DataError, match=r"text\.csv: b: no cell is a number \('x' in row 1, '1.5' in row 2\)"):
         predicted(tmp_path / "run", tmp_path / "text.csv")
-
-
-def test_a_mistyped_column_to_keep_is_named_with_the_file(tmp_path: Path) -> None:
-    np.savetxt(
-        tmp_path / "mine.csv",
-        np.random.default_rng(3).normal(size=(20, 3)),
-        delimiter=",",
-        header="speed,b,y",
-        comments="",
-    )
-    data = {"file": str(tmp_path / "mine.csv"), "targets": ["y"]}
-    train(tmp_path / "run", data=data, model={"hidden": [4]}, training={"epochs": 1, "batch_size": 5})
-    for name, end in (("sped", "it has speed, b, y; did you mean 'speed'?"), ("other", "it has speed, b, y")):
-        with pytest.raises(DataError, match=rf"mine\.csv: no column '{name}', which --keep names; {re.escape(end)}$"):
-            predict_file(open_run(tmp_path / "run"), ProcessGrid(), tmp_path / "mine.csv", [name])
 
 
 def test_without_standardization_numbers_are_taken_as_they_are(tmp_path: Path) -> None:

@@ -8,28 +8,24 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 
-from hybridnn import MLP, Trainer
-from hybridnn.runs.stop_signals import SIGNALS, StopSignals
-from hybridnn.training.records import StepRecord
+from hybridnn.runs.callbacks import SIGNALS, StopSignals
 from mpi_runner.slowness import deadline
-from reference.callbacks import Calling
 
 PROGRAM = """
 import os, signal, sys, time
-from hybridnn.runs import stop_signals
+from hybridnn.runs import callbacks
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
-stop_signals.REPEAT_SECONDS = 1.0
+callbacks.REPEAT_SECONDS = 1.0
 children = {}
 for first, second in (("SIGTERM", "SIGTERM"), ("SIGUSR1", "SIGTERM"), ("SIGINT", "SIGINT")):
     child = os.fork()
     if child:
         children[child] = first, second
         continue
-    with stop_signals.StopSignals() as signals:
+    with callbacks.StopSignals() as signals:
         os.kill(os.getpid(), getattr(signal, first))
         os.kill(os.getpid(), getattr(signal, first))
         os.write(1, f"{first} recorded {signals.received}\\n".encode())
@@ -88,14 +84,3 @@ def test_the_first_interrupt_is_announced_once(capfd: pytest.CaptureFixture[str]
             for _ in range(2):
                 os.kill(os.getpid(), number)
         assert capfd.readouterr().err.count("Ctrl-C again ends") == lines
-
-
-def test_the_python_interface_raises_keyboard_interrupt() -> None:
-    trainer = Trainer(MLP([2, 3, 1]), batch_size=2, log_every=1)
-
-    def interrupt(record: StepRecord) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        trainer.fit(np.ones((8, 2)), np.ones((8, 1)), epochs=1, callbacks=[Calling(on_step=interrupt)])
-    assert trainer.step == 1

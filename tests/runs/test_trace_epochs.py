@@ -5,7 +5,7 @@ from __future__ import annotations
 from hybridnn.pipeline.execution.point_to_point import StagePosition
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.instructions import Forward
-from hybridnn.runs.trace_file import RankTrace, Trace, positions_of
+from hybridnn.runs.trace_file import RankTrace, Trace
 from reference.traces import compute, phase
 
 LAYOUT = Layout(((1, 1), (1, 1)), (1, 1), method="pipedream")
@@ -45,12 +45,3 @@ def test_the_end_of_an_epoch_begins_where_no_rank_has_dropped_anything() -> None
     assert not epoch.is_complete
     assert epoch.spans == ((43.5, 50), (43.5, 50.5))
     assert epoch.minibatches == range(4, 9)
-
-
-def test_places_follow_the_process_grid() -> None:
-    assert positions_of([(2, 1), (1, 2)]) == (
-        StagePosition(0, 0, 0),
-        StagePosition(0, 1, 0),
-        StagePosition(1, 0, 0),
-        StagePosition(1, 0, 1),
-    )

@@ -11,21 +11,20 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from hybridnn import ProcessGrid
-from hybridnn.comm.recorder import Event, Recorder
-from hybridnn.errors import DataError, EnvironmentProblem, HybridnnError
+from hybridnn.comm.recorder import Recorder
+from hybridnn.errors import DataError, HybridnnError
 from hybridnn.pipeline.execution.point_to_point import StagePosition
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.instructions import (
     Forward,
     Instruction,
-    ReceiveActivations,
     SendActivations,
     Update,
     WeightGradient,
 )
 from hybridnn.runs.trace_file import RankTrace, Trace, read_trace, write_trace
 from reference.ranks import on_nodes, this_rank
-from reference.traces import communication, compute, layout_of, trace_document
+from reference.traces import compute, trace_document
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -125,36 +124,6 @@ def test_of_events_of_one_span_the_outer_one_comes_first(tmp_path: Path, monkeyp
     recorder.end_compute("update", 5.0, Update(0))
     write_trace(tmp_path / "trace.json", ProcessGrid(recorder=recorder), ONE_RANK)
     assert [event.name for event in read_trace(tmp_path).ranks[0].events] == ["update", "broadcast"]
-
-
-def test_reading_a_file_made_by_hand(tmp_path: Path) -> None:
-    widths = [(2, 1), (1, 1)]
-    lanes: list[list[Event]] = [
-        [Event("phase", "training", "", 0, 9, 0, 1), compute("forward", 1, 2.5, Forward(0))],
-        [],
-        [communication("receive.wait", 3, 4, ReceiveActivations(1, 2, 3), nbytes=5)],
-    ]
-    path = tmp_path / "any name"
-    path.write_text(json.dumps(trace_document(widths, lanes, method="fr")))
-    scaled = [
-        tuple(event._replace(start=event.start / 1e3, stop=event.stop / 1e3) for event in events) for events in lanes
-    ]
-    places = (StagePosition(0, 0, 0), StagePosition(0, 1, 0), StagePosition(1, 0, 0))
-    expected = tuple(RankTrace(place, events) for place, events in zip(places, scaled, strict=True))
-    assert read_trace(path) == Trace(layout_of(widths, lanes, "fr"), expected)
-
-
-def test_a_failed_write_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "trace.json"
-    path.write_text("before")
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(EnvironmentProblem, match="No space left"):
-        write_trace(path, ProcessGrid(), ONE_RANK)
-    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("trace.json", "before")]
 
 
 def damaged(**changes: Any) -> str:

@@ -83,7 +83,7 @@ def test_damaged_folder_is_refused(run: Path, tmp_path: Path) -> None:
         ("config.toml", None, "is not a run folder: it has no config.toml"),
         ("config.toml", b"[training]\nepochs = 0\n", r"config\.toml: training\.epochs = 0"),
         ("weights.npz", b"PK\x03\x04 not really", r"weights\.npz: not an \.npz file"),
-        ("standardization.npz", None, r"standardization\.npz: there is no such file"),
+        ("standardization.npz", None, r"standardization\.npz: cannot be read: No such file"),
         ("standardization.npz", b"", r"standardization\.npz: not an \.npz file"),
     ):
         before = (run / file).read_bytes()

@@ -12,7 +12,7 @@ import pytest
 
 from hybridnn.config.settings import load_settings
 from hybridnn.cost.prediction.memory import stage_memory
-from hybridnn.errors import DataError, GridError, HybridnnError, SettingError
+from hybridnn.errors import GridError, HybridnnError, SettingError
 from hybridnn.runs.records import RunHeader, RunView
 from hybridnn.runs.run import run_training
 from hybridnn.runs.workload import layout_from_settings, workload_from_settings
@@ -129,18 +129,11 @@ def test_no_file_is_needed_for_a_data_set_of_the_catalogue(monkeypatch: pytest.M
 
 
 REFUSED: list[tuple[list[str], int, type[HybridnnError], str]] = [
-    (["data.name=mnits"], 1, DataError, "no such data set"),
     (["data.name=digits", "data.rows=1798"], 1, SettingError, "digits has 1797"),
     (["data.name=digits", "model.loss=mse"], 1, SettingError, "classification data takes cross_entropy"),
     (["parallel.batch=3"], 4, GridError, "does not fit 4 ranks"),
     (["parallel.method=pipedream"], 1, SettingError, "needs a pipeline of at least 2 stages"),
-    (["parallel.pipeline=1", "parallel.method=fr"], 4, SettingError, "needs a pipeline of at least 2 stages"),
-    (["parallel.stages=[{batch=3},{}]"], 2, GridError, "are 4 in all, the job has 2"),
     (["parallel.pipeline=7"], 7, SettingError, "at most 6, the number of layers"),
-    (["parallel.pipeline=2", "parallel.method=pipedream", "training.clip_norm=1.0"], 2, SettingError, "clip"),
-    (["parallel.pipeline=2", "parallel.method=spectrain", "optimizer.momentum=0.0"], 2, SettingError, "momentum"),
-    (["parallel.pipeline=2", "data.distribution=scatter"], 2, SettingError, "local with a pipeline"),
-    (["parallel.pipeline=2", "parallel.method=pipedream", "parallel.microbatches=2"], 2, SettingError, "splits no"),
     (["parallel.pipeline=2", "parallel.partition=[3,2]"], 2, SettingError, "the counts add up to 5"),
     (["parallel.pipeline=2", "parallel.partition=profile"], 2, SettingError, "needs a machine file"),
 ]

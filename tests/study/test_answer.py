@@ -11,8 +11,8 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from hybridnn.study.answer import fastest_layouts
-from hybridnn.study.report_files import latex_text, markdown_text
-from hybridnn.study.report_plots import draw_plots
+from hybridnn.study.plots import draw_plots
+from hybridnn.study.report import latex_text, markdown_text
 from hybridnn.study.results import StudyResults
 from hybridnn.study.statistics import ratio_in_rounds
 from reference.finished_runs import load_line, made_study, measured_line, prediction_line
@@ -51,17 +51,6 @@ def test_ratio_in_rounds_is_that_of_student() -> None:
     assert found.low is not None
     assert found.low > 1.15, "the drift of the rounds cancels"
     assert ratio_in_rounds({1: 2.0, 2: 4.0}, {1: 1.0, 2: 1.0}).low is None
-
-
-def test_interval_contains_the_ratio_as_often_as_it_says() -> None:
-    random, inside = np.random.default_rng(2), 0
-    for _ in range(1000):
-        above, below = np.exp(random.normal(np.log(1.5), 0.1, 4)), np.exp(random.normal(0, 0.1, 4))
-        found = ratio_in_rounds(dict(enumerate(above)), dict(enumerate(below)))
-        assert found.low is not None
-        assert found.high is not None
-        inside += found.low < 1.5 < found.high
-    assert inside == pytest.approx(950, abs=25)
 
 
 def test_fastest_layout_with_what_it_loses_to_and_the_choice_of_the_model(tmp_path: Path) -> None:
@@ -113,7 +102,7 @@ def test_figure_names_the_fastest_layouts_and_has_open_markers_for_predictions(t
     _, figure = draw_plots(_study(tmp_path, times, **predicted))["strong_scaling"]
     seconds = figure.axes[0]
     assert [text.get_text() for text in seconds.texts] == ["2x1"]
-    lines = {str(line.get_label()): line for line in seconds.get_lines() if "predicted" in str(line.get_label())}
-    assert {name.removeprefix("_predicted, ") for name in lines} == {"batch", "model", "pipeline 1f1b"}
-    for line in lines.values():
+    lines = [line for line in seconds.get_lines() if line.get_label() == "predicted"]
+    assert [list(line.get_ydata()) for line in lines] == [[4.0, 2.4], [4.0, 2.8], [4.0, 4.0]]
+    for line in lines:
         assert (line.get_linestyle(), line.get_markerfacecolor()) == ("None", "none")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from hybridnn.study.cells import CellPlan, make_cells
 from hybridnn.study.study_file import load_study
 
 PlanOf = Callable[..., CellPlan]
-Axes = tuple[int, int, int]
 
 
 @pytest.fixture
@@ -132,15 +130,10 @@ def test_cell_has_the_settings_of_its_axes(plan_of: PlanOf) -> None:
     assert settings.optimizer.lr == 0.25
 
 
-@pytest.mark.parametrize(
-    ("layout", "expected", "text"), [("2x4", (1, 2, 4), "2x4"), ("2x1x3:1f1b", (2, 1, 3), "2x1x3_method-1f1b")]
-)
-def test_layout_sets_ranks_and_axes(plan_of: PlanOf, layout: str, expected: Axes, text: str) -> None:
-    (cell,) = plan_of(f'base.parallel.method = "gpipe"\naxes = {{layouts = ["{layout}"]}}').cells
-    parallel = cell.settings.parallel
-    assert (parallel.pipeline, parallel.batch, parallel.model) == expected
-    assert (cell.ranks, cell.id) == (prod(expected), f"grid-{text}")
-    assert parallel.method == ("1f1b" if expected[0] > 1 else ParallelSettings().method)
+def test_layout_sets_ranks_method_and_axes(plan_of: PlanOf) -> None:
+    staged, flat = plan_of('base.parallel.method = "gpipe"\naxes = {layouts = ["2x1x3:1f1b", "2x4"]}').cells
+    assert (staged.ranks, staged.id, flat.ranks, flat.id) == (6, "grid-2x1x3_method-1f1b", 8, "grid-2x4")
+    assert (staged.settings.parallel.method, flat.settings.parallel.method) == ("1f1b", ParallelSettings().method)
 
 
 @pytest.mark.parametrize(
@@ -348,7 +341,7 @@ def test_impossible_cells_are_skipped_with_the_reason(plan_of: PlanOf, text: str
         ("axis = {ranks = [1]}", r"axis; did you mean axes\?|axes is missing|axes"),
         ("base.model.hidden = [4, 8]\naxes = {depths = [2]}", r"must be layers of one width"),
         ("base.model.hidden = 5\naxes = {widths = [8]}", r"model\.hidden = 5: must be a list of widths"),
-        ('base.parallel = 1\naxes = {layouts = ["1x2"]}', r"parallel = 1: must be a section"),
+        ('base.parallel = 1\naxes = {layouts = ["1x2"]}', r"parallel.pipeline = 1: parallel is a value, not a section"),
         ('axes = {variants = [["x"]]}\nvariants.y = {}', r"axes\.variants = \['x'\]: known in \[variants\]: y"),
         ("axes = {ranks", r"is not valid TOML"),
     ],

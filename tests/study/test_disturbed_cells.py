@@ -1,4 +1,4 @@
-"""Disturbed cells of a study: which are marked, by a stated load and beside busy loops, and which are not."""
+"""Disturbed cells of a study: those beside busy loops are marked, and no quiet ones."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 
 from hybridnn.comm.hosts import CPU_COUNTERS, MOST_DISTURBANCE
 from hybridnn.runs.run_files import read_run
-from hybridnn.study.report_files import csv_text, point_facts
+from hybridnn.study.answer import warnings_of
+from hybridnn.study.report import csv_text, point_facts
 from hybridnn.study.results import StudyResults, read_results
 from hybridnn.study.runner import CellOutcome, StudyView, plan_study, run_study, train_command
-from hybridnn.study.scaling import warnings_of
 from hybridnn.study.study_file import load_study
 from reference.trained_runs import HYBRIDNN_WITHOUT_CURVE
 
@@ -30,22 +30,6 @@ base.model.hidden = [8]
 base.data = {name = "synthetic", rows = 4000, synthetic = {test_samples = 50}}
 axes = {ranks = [1], widths = [4, 8, 12, 16], repeats = 1}
 """
-
-OTHERS = {4: 0.0, 8: 0.9, 12: 0.02, 16: 0.6}
-"""Share of a core that others take, by the width of a cell."""
-
-STATED_LOAD = f"""
-import os, sys, time
-from hybridnn.comm.hosts import LoadMeter
-core = min(os.sched_getaffinity(0))
-os.sched_setaffinity(0, {{core}})
-others = {OTHERS}[int(sys.argv.pop(1))]
-def read():
-    now, own = time.perf_counter(), time.process_time()
-    return now, own, {{core: own + others * now}}
-LoadMeter._read = staticmethod(read)
-"""
-"""Before the command that trains: counters of a core on which others take a share, however busy this machine is."""
 
 BESIDE_LOOPS = """
 import json, os, resource, subprocess, sys, time
@@ -91,20 +75,6 @@ def _marked(results: StudyResults) -> list[str]:
 
 def _without_curve(settings: Path, folder: Path) -> list[str]:
     return [*HYBRIDNN_WITHOUT_CURVE, *train_command(settings, folder)[3:]]
-
-
-def _with_stated_load(settings: Path, folder: Path) -> list[str]:
-    python, option, code, *arguments = _without_curve(settings, folder)
-    return [python, option, STATED_LOAD + code, folder.name.split("width-")[1], *arguments]
-
-
-def test_cells_are_marked_where_others_take_more_than_a_tenth_of_their_core(tmp_path: Path) -> None:
-    (tmp_path / "s.toml").write_text(STUDY)
-    view, plan = View(), plan_study(load_study(tmp_path / "s.toml"), tmp_path / "out", "env N={ranks}")
-    run_study(plan, view, train=_with_stated_load)
-    found = {int(name.split("width-")[1]): outcome.disturbance for name, outcome in view.outcomes.items()}
-    assert found == {4: 0, 8: pytest.approx(0.9, abs=0.3), 12: 0, 16: pytest.approx(0.6, abs=0.3)}
-    assert _marked(read_results(tmp_path / "out")) == [name for name in view.outcomes if name.endswith(("-8", "-16"))]
 
 
 @pytest.mark.skipif(not CPU_COUNTERS.exists(), reason="the system does not count the time of its cores")

@@ -15,15 +15,8 @@ from hybridnn.cost.prediction.predict import predict
 from hybridnn.errors import DataError, SettingError
 from hybridnn.runs.run_files import RunRecord, read_run
 from hybridnn.runs.workload import layout_from_settings, workload_from_settings
-from hybridnn.study.cells import make_cells
-from hybridnn.study.hardware import (
-    StudyPrices,
-    hardware_warnings,
-    prediction_warnings,
-    price_cells,
-    price_warnings,
-    require_own_processor,
-)
+from hybridnn.study.answer import hardware_warnings, prediction_warnings, price_warnings
+from hybridnn.study.cells import StudyPrices, make_cells, price_cells, require_own_processor
 from hybridnn.study.study_file import load_study
 from reference.finished_runs import prediction_line, write_run
 
@@ -88,17 +81,6 @@ def test_a_machine_file_is_needed_and_must_be_there(prices_of: PricesOf) -> None
     assert prices_of("axes = {ranks = [1]}") is None
     with pytest.raises(DataError, match=r"none\.toml"):
         prices_of('machine = "none.toml"\naxes = {ranks = [1]}')
-
-
-def test_doubtful_machine_files_are_named(prices_of: PricesOf) -> None:
-    prices_of("axes = {ranks = [1, 8]}")
-    cells = make_cells(load_study("study.toml")).cells
-    machine = read_machine("cluster-1024")
-    assert price_warnings(machine, cells) == []
-    about = {"ranks": "2", "processor": "Old CPU"}
-    ranks, processor = price_warnings(machine.model_copy(update={"about": about}), cells)
-    assert "was calibrated on 2 ranks: predictions for 8 are extrapolated" in ranks
-    assert f"is of another processor: Old CPU, not {processor_name()}" in processor
 
 
 def test_study_does_not_run_with_the_machine_file_of_another_processor(prices_of: PricesOf) -> None:

@@ -6,20 +6,19 @@ import csv
 import io
 import json
 import re
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from hybridnn.drawing.figures import figure_bytes
 from hybridnn.errors import DataError, SettingError
-from hybridnn.study.curve_plots import curves_of
-from hybridnn.study.report_files import (
+from hybridnn.study.answer import warnings_of
+from hybridnn.study.plots import curves_of, draw_plots
+from hybridnn.study.report import (
     csv_text,
-    folder_facts,
-    folder_rows,
-    further_tables,
-    latex_escape,
     latex_table,
     latex_text,
     markdown_text,
@@ -28,9 +27,8 @@ from hybridnn.study.report_files import (
     write_csv,
     write_report,
 )
-from hybridnn.study.report_plots import draw_plots
-from hybridnn.study.results import StudyResults, compared_folders, read_results
-from hybridnn.study.scaling import compare_points, strong_lines, warnings_of
+from hybridnn.study.results import StudyResults, read_results
+from hybridnn.study.scaling import compare_points, strong_lines
 from hybridnn.study.study_folder import StudyFolder
 from reference.finished_runs import load_line, made_study, prediction_line, strong_study, write_run, write_study
 from reference.pictures import least_points
@@ -77,17 +75,38 @@ def test_curves_are_medians_against_epochs_and_summed_time(tmp_path: Path) -> No
     assert curves_of(results, "test R²") == []
 
 
-def test_equal_and_close_curves_are_told_apart_by_dashes_and_rings(tmp_path: Path) -> None:
-    accuracies = {8: 0.5, 9: 0.5, 10: 0.75, 11: 0.503}
-    runs = {
-        str(width): ({"width": width}, {"seconds": (1, 1), "accuracy": value}) for width, value in accuracies.items()
-    }
+def test_curves_differ_in_colour_or_dashes(tmp_path: Path) -> None:
+    runs = {str(width): ({"width": width}, {"seconds": (1, 1), "accuracy": 0.5}) for width in range(8, 24)}
     (axes,) = draw_plots(made_study(tmp_path, runs))["accuracy"][1].axes
-    first, equal, _, close = axes.lines
-    assert list(first.get_ydata()) == list(equal.get_ydata())
-    assert [line.is_dashed() for line in axes.lines] == [False, True, False, True]
-    assert (equal.get_markerfacecolor(), close.get_markerfacecolor()) == ("none", "none")
-    assert first.get_markersize() < equal.get_markersize() < close.get_markersize()
+    svg = figure_bytes(axes.figure, "svg").decode()
+    assert len(set(re.findall(r"stroke-dasharray: ([^;]+);", svg))) == 7
+    assert [line.is_dashed() for line in axes.lines[:8]] == [False] + 7 * [True]
+    styles = {(line.get_color(), str(line._dash_pattern)) for line in axes.lines}
+    assert len(styles) == len(axes.lines) == 16
+
+
+def test_lines_of_scaling_have_a_place_of_their_own_with_their_bars_predictions_and_crosses(tmp_path: Path) -> None:
+    runs = {}
+    for family, number in (("batch", 1), ("model", 2), ("pipeline", 0)):
+        for ranks, repeat in product((1, 2, 4), range(3)):
+            grid = [1, 1, 1]
+            grid[number] = ranks
+            values = {"ranks": ranks, "grid": "x".join(map(str, grid)), "repeat": repeat}
+            lines = [prediction_line(0.1), *([load_line(0.5)] * (ranks == 2))]
+            options = {"ranks": ranks, "grid": grid, "seconds": [(1 + repeat / 10) / ranks], "lines": lines}
+            runs[f"{family}-{ranks}-{repeat}"] = values, options
+    caption, figure = draw_plots(made_study(tmp_path, runs, more={"compares": "times"}))["speed_up"]
+    assert "; lines are moved aside, so that none hides another" in caption
+    (axes,) = figure.axes
+    places = []
+    for bars in axes.containers:
+        place = bars.lines[0].get_transform()
+        own = [artist for artist in axes.get_children() if artist.get_transform() == place]
+        labels = [str(artist.get_label()) for artist in own if "_" not in str(artist.get_label())]
+        assert labels == ["predicted", "disturbed"]
+        assert len(own) == 6, "the line, its bars with two caps, and the marks"
+        places.append(place.transform((2, 3))[0] * 72 / figure.dpi)
+    assert np.diff(sorted(places)) == pytest.approx([3.5, 3.5])
 
 
 @pytest.mark.parametrize(("repeats", "is_announced"), [(1, False), (2, False), (3, True)])
@@ -240,7 +259,7 @@ def test_latex_table_has_the_rules_of_booktabs_and_numbers_at_the_right() -> Non
 
 
 def test_characters_that_latex_reads_otherwise_are_escaped() -> None:
-    text = latex_escape("".join(f"a{character}b" for character in "&%$#_{}~^\\"))
+    text = latex_table([{"a": "".join(f"a{character}b" for character in "&%$#_{}~^\\")}]).splitlines()[4]
     assert text.count("a\\") == 10
     assert not re.search(r"(?<!\\)[&%$#_~^]", text)
 
@@ -389,18 +408,21 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [_folder(place / "old", 1), _folder(place / "new", 0.5, missing=2)]
 
 
-def test_equal_points_of_two_folders_are_side_by_side(folders: list[Path]) -> None:
+def test_points_of_another_folder_are_compared_with_the_equal_ones_of_the_first(folders: list[Path]) -> None:
     results = read_results(*folders)
-    assert compared_folders(results) == ("old", "new")
-    rows = folder_rows(results)
-    assert [row["ranks"] for row in rows] == ["1", "4"]
-    assert rows[0]["old: seconds per epoch"].startswith("9 [8, 10]")
-    assert rows[0]["new: seconds per epoch"].startswith("4.5 [4, 5]")
-    assert rows[0]["new: times as fast"].startswith("2.000 [1.6")
-    assert rows[0]["new: test accuracy"] == "0.5"
-    (first, _) = folder_facts(results)
-    assert first["values"] == {"ranks": 1}
-    assert first["times_as_fast"]["new"]["value"] == 2
+    rows = {(row["folder"], row["ranks"]): row for row in point_rows(results)}
+    assert list(rows) == [("old", "1"), ("old", "2"), ("old", "4"), ("new", "1"), ("new", "4")]
+    assert [rows[place]["times as fast"][:10] for place in rows] == ["-", "-", "-", "2.000 [1.6", "2.000 [1.6"]
+    assert rows["new", "1"]["seconds per epoch"] == "4.5 [4, 5]"
+    assert point_facts(results)[3]["times_as_fast"]["value"] == 2
+    for text in (markdown_text(results, {}), latex_text(results)):
+        assert "Times as fast: time per epoch in the first folder divided by the time in this one." in text
+    cells = _cells(results)
+    assert len(cells) == 18
+    missing = [row["outcome"] for row in cells if row["axis.folder"] == "new" and row["axis.ranks"] == "2"]
+    assert missing == ["never run"] * 3
+    (alone, *_) = point_rows(read_results(*folders[:1]))
+    assert "times as fast" not in alone
 
 
 def test_each_folder_has_its_own_curve_and_base(folders: list[Path]) -> None:
@@ -412,23 +434,9 @@ def test_each_folder_has_its_own_curve_and_base(folders: list[Path]) -> None:
     assert warnings_of(results) == []  # curves of different processors are what is compared
 
 
-def test_tables_over_folders_have_the_folder(folders: list[Path]) -> None:
-    results = read_results(*folders)
-    for text in (markdown_text(results, {}), latex_text(results)):
-        assert "new: times as fast" in text
-    rows = _cells(results)
-    assert len(rows) == 18
-    assert {row["outcome"] for row in rows if row["axis.folder"] == "new" and row["axis.ranks"] == "2"} == {"never run"}
-
-
-def test_one_folder_has_no_comparison(folders: list[Path]) -> None:
-    results = read_results(*folders[:1])
-    assert folder_rows(results) == folder_facts(results) == further_tables(results) == []
-
-
 def test_folders_of_one_name_are_named_by_their_paths(tmp_path: Path) -> None:
     folders = [_folder(tmp_path / name / "s", 1) for name in "ab"]
-    assert compared_folders(read_results(*folders)) == tuple(map(str, folders))
+    assert [point.values["folder"] for point in read_results(*folders).points][::3] == list(map(str, folders))
 
 
 def test_folders_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:

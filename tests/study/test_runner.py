@@ -18,7 +18,7 @@ import pytest
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError, StoppedBySignal
 from hybridnn.runs.run_files import read_run
 from hybridnn.study.cells import Cell
-from hybridnn.study.report_files import csv_text, point_rows
+from hybridnn.study.report import csv_text, point_rows
 from hybridnn.study.results import read_results
 from hybridnn.study.runner import CellOutcome, StudyRun, StudyView, TrainCommand, default_folder, plan_study, run_study
 from hybridnn.study.scaling import compare_points
@@ -273,7 +273,7 @@ def test_files_of_an_unfinished_run_are_removed_unless_it_resumes(tmp_path: Path
         assert [(cell / name).exists() for name in ("history.jsonl", "checkpoints/step-00000001")] == [left] * 2
     (cell / "checkpoints" / "step-00000001").rmdir()
     plan.folder.prepare(plan.chosen[0], resume=True)
-    assert {path.name for path in cell.iterdir()} == {"config.toml", "settings.toml", "started.json"}
+    assert {path.name for path in cell.iterdir()} == {"config.toml", "settings.toml", "started.txt"}
 
 
 def test_threads_of_every_rank_are_those_of_the_study(tmp_path: Path) -> None:
@@ -377,6 +377,7 @@ def test_interrupt_ends_the_running_cells_and_keeps_the_finished_ones(tmp_path: 
     files = [plan.folder.cell(f"seed-{seed}") / "here" for seed in range(1, 1 + jobs)]
     before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
     signal.signal(signal.SIGINT, signal.default_int_handler)  # programs in the background of a shell ignore it
+    signal.siginterrupt(signal.SIGINT, False)  # as some libraries do
     thread = _signal_when(lambda: all(file.exists() and file.read_text() for file in files), number)
     try:
         with pytest.raises(KeyboardInterrupt, match=signal.Signals(number).name):

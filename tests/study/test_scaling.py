@@ -10,18 +10,15 @@ import pytest
 from hybridnn.drawing.figures import figure_bytes
 from hybridnn.runs.quantities import differing
 from hybridnn.runs.run_files import RunRecord, read_run
-from hybridnn.study.curve_plots import curves_of
-from hybridnn.study.report_files import breakdown_rows, point_rows
-from hybridnn.study.report_plots import breakdowns_of, draw_plots
+from hybridnn.study.answer import baseline_text, warnings_of
+from hybridnn.study.plots import breakdowns_of, curves_of, draw_plots
+from hybridnn.study.report import breakdown_rows, point_rows
 from hybridnn.study.results import StudyResults
 from hybridnn.study.scaling import (
-    baseline_text,
     compare_points,
     grid_maps,
     group_runs,
-    karp_flatt_fraction,
     strong_lines,
-    warnings_of,
     weak_lines,
 )
 from hybridnn.study.statistics import Estimate, MeanDeviation
@@ -51,7 +48,7 @@ def test_strong_lines_have_speed_ups_against_one_rank(strong: StudyResults) -> N
     assert (first.name, second.name) == ("width 8", "width 16")
     assert first.ranks == (1, 2, 4)
     assert [found.value for found in first.seconds] == [5, 2.5, 2]
-    assert first.predicted == (2.5, 1.25, 1.0)
+    assert first.predicted == [(1, 2.5), (2, 1.25), (4, 1.0)]
     assert _speed_ups(strong) == {
         f"{width}-{ranks}-0": (speed_up, f"{width}-1-0")
         for width, speed_ups in ((8, (1, 2, 2.5)), (16, (1, 2, 4)))
@@ -104,9 +101,8 @@ def test_grids_make_a_map_and_every_family_a_line(tmp_path: Path) -> None:
     plots = draw_plots(results)
     assert set(plots) == {"strong_scaling", "speed_up", "efficiency", "grids"}
     assert "$P_r$ (model) x $P_c$ (batch)" in plots["grids"][0]
-    grid_axes, bar = plots["grids"][1].axes
-    labels = grid_axes.get_xlabel(), grid_axes.get_ylabel(), bar.get_ylabel()
-    assert labels == ("$P_r$ (model ranks)", "$P_c$ (batch ranks)", "ms per epoch")
+    (axes,) = plots["grids"][1].axes
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("$P_r$ (model ranks)", "$P_c$ (batch ranks)")
     svg = re.sub(r"<!--.*?-->", "", figure_bytes(plots["grids"][1], "svg").decode())
     assert "P_" not in svg, "symbols, not their names"
 
@@ -316,14 +312,6 @@ def test_breakdown_has_a_bar_for_every_family_and_number_of_ranks(tmp_path: Path
 
 
 # -- runs outside of a study -------------------------------------------------------------------------------------------
-
-
-def test_karp_flatt_fraction_inverts_amdahls_law() -> None:
-    for serial, ranks in ((0.0, 4), (0.1, 2), (1.0, 3)):
-        assert karp_flatt_fraction(1 / (serial + (1 - serial) / ranks), ranks) == pytest.approx(serial)
-    assert karp_flatt_fraction(1.0, 1) is None
-    assert karp_flatt_fraction(0.5, 2) == 3.0  # two ranks take twice as long
-    assert karp_flatt_fraction(4.0, 2) == pytest.approx(-0.5)  # faster than the ranks allow
 
 
 def _run(folder: Path, ranks: int, seconds: float, predicted: float | None = None, **options: Any) -> RunRecord:

@@ -92,11 +92,8 @@ def _finish(submission: Submission, number: int) -> None:
     (submission.folder.cell(cell.id) / "settings.toml").write_text(to_toml(cell.settings))
 
 
-@pytest.mark.parametrize(
-    ("numbers", "text"), [([0], "0"), ([0, 2], "0,2"), ([0, 1, 2, 5, 7, 8], "0-2,5,7-8"), ([], "")]
-)
-def test_indices_are_written_as_spans(numbers: list[int], text: str) -> None:
-    assert format_indices(numbers) == text
+def test_indices_are_written_as_spans() -> None:
+    assert format_indices([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
 
 
 def test_each_number_of_ranks_has_an_array_of_its_missing_cells(tmp_path: Path) -> None:

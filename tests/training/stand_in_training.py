@@ -15,12 +15,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn import ProcessGrid
-from hybridnn.gpu.cuda_graphs import StepCapture
 from hybridnn.gpu.cupy_kernels import CupyKernels
-from hybridnn.gpu.device_events import PinnedMemory, Progress, record_event, wait_for
-from hybridnn.gpu.engine import GpuDevice
+from hybridnn.gpu.device import Device, PinnedMemory, Progress, record_event, wait_for
+from hybridnn.gpu.engine import GpuDevice, StepCapture
 from hybridnn.gpu.setup import TransportFactory
-from hybridnn.gpu.transports.device import Device
 from hybridnn.nn.kernels import NUMPY
 from hybridnn.training.device import TrainingDevice
 from reference.stand_in_device import STALE, DeviceArray, StandInCupy

@@ -12,10 +12,10 @@ import pytest
 
 from hybridnn import ProcessGrid, Trainer
 from hybridnn.comm.recorder import Call
-from hybridnn.gpu.cuda_graphs import StepCapture
+from hybridnn.gpu.device import Device
+from hybridnn.gpu.engine import StepCapture
 from hybridnn.gpu.setup import TransportFactory
-from hybridnn.gpu.transports.device import Device
-from hybridnn.gpu.transports.staging import DEVICE_BUCKETS, Staging
+from hybridnn.gpu.staging import DEVICE_BUCKETS, Staging
 from hybridnn.pipeline.schedules.instructions import Update
 from hybridnn.training.config import DeviceOptions
 from hybridnn.training.device import TrainingDevice, resolve_device

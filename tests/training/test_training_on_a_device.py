@@ -17,7 +17,7 @@ from hybridnn.comm.agreement import broadcast_text
 from hybridnn.config.settings import settings_from
 from hybridnn.data import ArrayRows
 from hybridnn.errors import NonFiniteLossError, SettingError
-from hybridnn.gpu.device_events import MIN_PINNED_BYTES
+from hybridnn.gpu.device import MIN_PINNED_BYTES
 from hybridnn.runs.run import run_training
 from hybridnn.runs.run_files import read_run
 from hybridnn.runs.trained_run import find_weights

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from statistics import mean
@@ -156,36 +156,30 @@ def assess_quality(
     load: float,
     busy_ranks: int,
 ) -> Quality:
-    """Quality of a calibration, with the load of `other_load`."""
-    judged = sorted([*_communication_errors(fits), *_compute_errors(errors)])
-    error, source = judged[-1] if judged else (0.0, "nothing was held out")
-    noise = max(entry.noise for entry in compute)
-    return Quality(held_out_error=error, held_out_of=source, noise=noise, load_average=load, busy_ranks=busy_ranks)
+    """Quality of a calibration: the worst of the mean errors on what was held out, with the load of `other_load`.
 
-
-def _communication_errors(fits: Iterable[FittedOperation]) -> Iterator[tuple[float, str]]:
-    """Mean error on held-out sizes of 64 KiB and more, or on all sizes if none is so large."""
+    Computing has a mean over the kinds of pass for every precision and number of busy ranks.
+    """
+    judged = [(0.0, "nothing was held out")]
     for fit in fits:
-        error = fit.held_out_error(LARGE_BYTES) or fit.held_out_error()
-        if error is not None:
-            yield error.mean, f"{fit.operation} among {fit.cost.ranks} ranks"
-
-
-def _compute_errors(errors: Iterable[ComputeError]) -> Iterator[tuple[float, str]]:
-    """Mean error over the kinds of pass, for every precision and number of busy ranks."""
+        # on held-out sizes of 64 KiB and more, or on all sizes if none is so large
+        if on_held_out := fit.held_out_error(LARGE_BYTES) or fit.held_out_error():
+            judged.append((on_held_out.mean, f"{fit.operation} among {fit.cost.ranks} ranks"))
     kinds: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
     for error in errors:
         if error.samples:
             kinds[error.dtype, error.busy_ranks].append(error.mean)
     for (dtype, busy), means in kinds.items():
-        yield mean(means), f"passes in {dtype} with {counted(busy, 'busy rank')}"
+        judged.append((mean(means), f"passes in {dtype} with {counted(busy, 'busy rank')}"))
+    worst, source = max(judged)
+    noise = max(entry.noise for entry in compute)
+    return Quality(held_out_error=worst, held_out_of=source, noise=noise, load_average=load, busy_ranks=busy_ranks)
 
 
 def other_load(grid: ProcessGrid, threads: int) -> tuple[float, int]:
     """Load average of the last minute, and ranks times threads, on the node with most excess load; collective."""
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     loads = np.zeros((grid.size, 2))
-    loads[grid.rank] = load, grid.node_group.size * threads
+    loads[grid.rank] = os.getloadavg()[0], grid.node_group.size * threads
     grid.world.allgather_rows(loads)
     most = max(loads.tolist(), key=lambda pair: pair[0] - pair[1])
     return float(most[0]), int(most[1])
@@ -196,7 +190,7 @@ def other_load(grid: ProcessGrid, threads: int) -> tuple[float, int]:
 
 def host_facts(grid: ProcessGrid, threads: int) -> dict[str, str]:
     """Host, processor and libraries of this rank, as text."""
-    facts = {
+    return {
         "date": f"{datetime.now():%Y-%m-%d %H:%M}",
         "host": platform.node(),
         "processor": processor_name(),
@@ -205,10 +199,8 @@ def host_facts(grid: ProcessGrid, threads: int) -> dict[str, str]:
         "threads_per_rank": str(threads),
         "ranks": str(grid.size),
         "nodes": str(grid.nodes),
+        "load_average": ", ".join(f"{load:.2f}" for load in os.getloadavg()) + " (1, 5 and 15 minutes, before)",
     }
-    if hasattr(os, "getloadavg"):
-        facts["load_average"] = ", ".join(f"{load:.2f}" for load in os.getloadavg()) + " (1, 5 and 15 minutes, before)"
-    return facts
 
 
 def memory_bytes_per_rank(grid: ProcessGrid) -> float:

@@ -304,7 +304,8 @@ def measure_overlap(group: Group, seconds: float) -> tuple[float, float]:
     trial = _OverlapTrial(group)
     trial.time(computes=True, communicates=True)  # opens connections and touches memory
     (compute, _), (_, messages) = trial.time(computes=True), trial.time(communicates=True)
-    trial.balance(*_slowest(group, compute, messages))
+    compute, messages = _slowest(group, compute, messages)
+    trial.products = max(1, round(messages / compute))  # which together take about as long as the all-reduce
     rounds: list[list[float]] = []
     end = perf_counter() + seconds
     while len(rounds) < LEAST_ROUNDS or before(end, group):
@@ -327,9 +328,8 @@ def measure_overhead(grid: ProcessGrid, seconds: float) -> list[tuple[int, float
     list of (int, float)
         Bytes, and seconds that a message of that size takes from each of its ranks, on every rank of the grid.
     """
-    (pair,) = (
-        group for group in measured_groups(_nodes_of_ranks(grid)) if group.spans_nodes and len(group.members) == 2
-    )
+    groups = measured_groups(_nodes_of_ranks(grid))
+    pair = next(group for group in groups if group.spans_nodes and len(group.members) == 2)
     group = grid.world.split(int(grid.rank in pair.members), "calibration", pair.members)
     found = np.zeros(len(OVERHEAD_BYTES))
     if grid.rank in pair.members:
@@ -355,11 +355,7 @@ class _OverlapTrial:
         generator = np.random.default_rng(0)
         self._left, self._right = generator.standard_normal((2, WIDTH, WIDTH), np.float32)
         self._product = np.empty_like(self._left)
-        self._products = 1
-
-    def balance(self, compute_seconds: float, message_seconds: float) -> None:
-        """Set the number of products per layer so that all together take about as long as the all-reduce."""
-        self._products = max(1, round(self._products * message_seconds / compute_seconds))
+        self.products = 1  # per layer
 
     def time(self, *, computes: bool = False, communicates: bool = False) -> tuple[float, float]:
         """Seconds of the products, and in total."""
@@ -372,7 +368,7 @@ class _OverlapTrial:
                 reducer.ready(layer)
             if computes:
                 begun = perf_counter()
-                for _ in range(self._products):
+                for _ in range(self.products):
                     np.matmul(self._left, self._right, out=self._product)
                 compute += perf_counter() - begun
         if communicates:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import cycle, pairwise
 from math import ceil, prod
 from statistics import median
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 
 from hybridnn.comm.group import Group
 from hybridnn.cost.calibration.communication import before, sleeping_barrier
-from hybridnn.cost.calibration.fit import LinearFit, fit_linear
+from hybridnn.cost.calibration.fit import LinearFit, fit_linear, fit_noise
 from hybridnn.cost.machine import (
     ActivationCost,
     Compute,
@@ -31,8 +30,8 @@ from hybridnn.cost.machine import (
     PassCost,
     Segment,
 )
+from hybridnn.cost.prediction import UPDATE_RULES, Workload
 from hybridnn.cost.prediction.stage_costs import StageCosts
-from hybridnn.cost.prediction.workload import UPDATE_RULES, Workload
 from hybridnn.nn.activations import ACTIVATIONS
 from hybridnn.nn.kernels import NUMPY
 from hybridnn.nn.mlp import MLP
@@ -42,7 +41,6 @@ from hybridnn.pipeline.partition import LayerSeconds, layer_timer
 
 WIDTHS = 4, 2600  # widths of layers, drawn evenly on a logarithmic scale; the network's last layer may be narrower
 
-NARROWEST = 1
 SAMPLES = 4, 640
 LAYERS = 1, 5
 MOST_MULTIPLY_ADDS = 2e9
@@ -67,7 +65,7 @@ def draw_shape(generator: np.random.Generator) -> tuple[list[int], int]:
     while True:
         layers = int(generator.integers(*LAYERS, endpoint=True))
         sizes = [_log_uniform(generator, *WIDTHS) for _ in range(layers)]
-        sizes.append(_log_uniform(generator, NARROWEST, WIDTHS[1]))
+        sizes.append(_log_uniform(generator, 1, WIDTHS[1]))
         samples = _log_uniform(generator, *SAMPLES)
         if _multiply_adds(sizes, samples) <= MOST_MULTIPLY_ADDS:
             return sizes, samples
@@ -185,8 +183,8 @@ def _work(kind: str, elements: int, dtype: np.dtype[Any], generator: np.random.G
     return lambda: ACTIVATIONS[name].gradient(source, gradient, out, scratch)
 
 
-_FUNCTIONS = tuple(name for name in ACTIVATIONS if name != "identity")
-ELEMENT_KINDS = "packing", "joining", *(f"{kind} {name}" for kind in ("forward", "gradient") for name in _FUNCTIONS)
+FUNCTIONS = tuple(name for name in ACTIVATIONS if name != "identity")
+ELEMENT_KINDS = "packing", "joining", *(f"{kind} {name}" for kind in ("forward", "gradient") for name in FUNCTIONS)
 """Kinds of element-wise work that are measured."""
 
 ROW, PARTS = 16, 8  # samples of a microbatch, and microbatches of a minibatch, when `Compute.row_seconds` is measured
@@ -278,10 +276,6 @@ Cost = TypeVar("Cost", PassCost, ElementCost)
 WEIGHTS = {"float32": 2, "float64": 1}  # most training is in float32, and so is most of the time
 LEAST_SECONDS = 1e-7  # replaces times below the resolution of the clock
 
-QUARTILES = 0.25, 0.75
-
-TRIMMED = 0.1  # fraction of the networks left out at both ends of the trimmed mean of the noise
-
 
 @dataclass(frozen=True)
 class ComputeError:
@@ -332,10 +326,19 @@ def _calibrate(
     fitted = [
         layer for number, network in enumerate(networks) if number % HELD_OUT or number == 0 for layer in network.layers
     ]
-    cache_bytes = min(CACHES, key=lambda size: _misfit(fitted, size / itemsize))
+
+    def fits_of(cache: float) -> dict[str, LinearFit]:
+        return {kind: _fit_pass(fitted, kind, cache) for kind in PASSES}
+
+    def misfit(cache_bytes: float) -> float:
+        return sum(fit.mean_relative_error for fit in fits_of(cache_bytes / itemsize).values())
+
+    cache_bytes = min(CACHES, key=misfit)
     cache = cache_bytes / itemsize
-    fits = {kind: _fit_pass(fitted, kind, cache) for kind in PASSES}
-    pass_costs: dict[str, Any] = {kind: _pass_cost(fit) for kind, fit in fits.items()}
+    fits = fits_of(cache)
+    pass_costs: dict[str, Any] = {
+        kind: PassCost(**dict(zip(PassCost.model_fields, fit.coefficients, strict=True))) for kind, fit in fits.items()
+    }
     element_costs = {kind: fit_element(samples, cache) for kind, samples in elements.items()}
     compute = Compute(
         dtype="float64" if dtype == "float64" else "float32",
@@ -343,8 +346,7 @@ def _calibrate(
         cache_bytes=cache_bytes,
         activations={
             name: ActivationCost(forward=element_costs[f"forward {name}"], gradient=element_costs[f"gradient {name}"])
-            for name in ACTIVATIONS
-            if name != "identity"
+            for name in FUNCTIONS
         },
         packing=element_costs["packing"],
         row_seconds=ROW * max(element_costs["joining"].number_seconds - element_costs["packing"].number_seconds, 0.0),
@@ -354,9 +356,6 @@ def _calibrate(
     )
     errors = [_error(compute, kind, fits[kind], held_out, cache) for kind in PASSES if held_out]
     return in_steps(compute, steps), errors
-
-
-# -- passes ----------------------------------------------------------------------------------------------------------
 
 
 def _pass_features(samples: Sequence[PassSample], cache: float) -> NDArray[np.float64]:
@@ -381,14 +380,6 @@ def _fit_pass(samples: Sequence[PassSample], kind: str, cache: float) -> LinearF
     if not having:  # the budget was so short that one network of one layer was timed
         having, seconds = _of_kind(samples, "weight_gradient")
     return fit_linear(_pass_features(having, cache), seconds)
-
-
-def _misfit(samples: Sequence[PassSample], cache: float) -> float:
-    return sum(_fit_pass(samples, kind, cache).mean_relative_error for kind in PASSES)
-
-
-def _pass_cost(fit: LinearFit) -> PassCost:
-    return PassCost(**dict(zip(PassCost.model_fields, fit.coefficients, strict=True)))
 
 
 def _error(compute: Compute, kind: str, fit: LinearFit, held_out: Sequence[PassSample], cache: float) -> ComputeError:
@@ -416,10 +407,11 @@ def fit_steps(samples: Sequence[StepSample], cache: float) -> dict[str, Any]:
         name: [(case.model.parameters, time.computing["update"]) for case, time in samples if case.optimizer == name]
         for name in UPDATE_RULES
     }
-    losses = {
-        name: [_loss_sample(sample) for sample in samples if sample[0].classification == labels]
-        for name, labels in (("mse", False), ("cross_entropy", True))
-    }
+    losses: dict[str, list[tuple[float, float]]] = {"mse": [], "cross_entropy": []}
+    for case, time in samples:  # the loss is called once for each microbatch
+        elements, seconds = case.batch_size * case.model.sizes[-1], time.computing["loss"]
+        per_call = elements / case.microbatches, seconds / case.microbatches
+        losses["cross_entropy" if case.classification else "mse"].append(per_call)
     rows = [(1, time.instructions, case.loaded_elements) for case, time in samples]
     overhead = [max(time.overhead, LEAST_SECONDS) for _, time in samples]
     step, instruction, element = fit_linear(rows, overhead).coefficients
@@ -476,42 +468,3 @@ def _predicted_passes(compute: Compute, case: StepCase) -> dict[str, float]:
         "forward": sum(costs.forward(rows).computing for rows in samples),
         "backward": sum(costs.backward(rows, accumulate=number > 0).computing for number, rows in enumerate(samples)),
     }
-
-
-def _loss_sample(sample: StepSample) -> tuple[float, float]:
-    """Elements and seconds of one call of the loss, of which there is one for each microbatch."""
-    case, time = sample
-    return case.batch_size * case.model.sizes[-1] / case.microbatches, time.computing["loss"] / case.microbatches
-
-
-# -- noise -----------------------------------------------------------------------------------------------------------
-
-
-def fit_noise(networks: Sequence[Sequence[float]]) -> float:
-    """Mean delay of a computation relative to its median, with delays taken as exponential.
-
-    The interquartile range of a network's rounds is divided by its expectation for exponential delays of mean 1; the
-    result is the trimmed mean over the networks, each with the seconds of two or more rounds. It is robust against a
-    few slow rounds and a few disturbed networks.
-
-    Notes
-    -----
-    Of n exponential delays of mean 1 the i-th smallest is expected to be 1/n + 1/(n-1) + ... + 1/(n-i+1) (Rényi 1953).
-    Quartiles are interpolated linearly between delays, and their expectations between these.
-    """
-    found = sorted(
-        _quartile_range(rounds) / (_expected_quartile_range(len(rounds)) * float(np.median(rounds)))
-        for rounds in networks
-    )
-    cut = int(TRIMMED * len(found))
-    return float(np.mean(found[cut : len(found) - cut]))
-
-
-def _quartile_range(seconds: Sequence[float]) -> float:
-    low, high = np.quantile(seconds, QUARTILES)
-    return float(high - low)
-
-
-@lru_cache
-def _expected_quartile_range(count: int) -> float:
-    return _quartile_range(np.cumsum(1 / np.arange(count, 0, -1)).tolist())

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from itertools import combinations, pairwise
 from math import log, sqrt
 from statistics import mean, median
@@ -44,9 +44,6 @@ DEFAULT_ALGORITHM = {
 
 LEAST_OVERHEAD = 1e-6  # seconds; less than that is noise
 LARGE_BYTES = 1 << 16  # sizes for which the accuracy of a machine file is stated
-
-NONBLOCKING = {"iallreduce": "allreduce"}
-
 
 # -- linear models ---------------------------------------------------------------------------------------------------
 
@@ -241,15 +238,16 @@ def fit_operations(samples: Sequence[TimedCase]) -> tuple[FittedOperation, ...]:
     blocking = [
         fit
         for (operation, spans_nodes), by_ranks in kinds.items()
-        if operation not in NONBLOCKING
+        if operation != "iallreduce"
         for fit in _fit_operation(operation, spans_nodes, by_ranks)
     ]
     factor = _nonblocking_factor(samples, blocking)
     nonblocking = [
-        FittedOperation(operation, fit.cost, factor, tuple(by_ranks[fit.cost.ranks]))
-        for (operation, spans_nodes), by_ranks in kinds.items()
+        FittedOperation(
+            "iallreduce", fit.cost, factor, tuple(kinds["iallreduce", fit.cost.spans_nodes][fit.cost.ranks])
+        )
         for fit in blocking
-        if fit.operation == NONBLOCKING.get(operation) and fit.cost.spans_nodes == spans_nodes
+        if fit.operation == "allreduce" and ("iallreduce", fit.cost.spans_nodes) in kinds
     ]
     return (*blocking, *nonblocking)
 
@@ -259,11 +257,11 @@ def _nonblocking_factor(samples: Sequence[TimedCase], fits: Sequence[FittedOpera
 
     Only large sizes count if there are any, and no held-out ones; 1 without samples.
     """
-    costs = {(fit.cost.ranks, fit.cost.spans_nodes): fit.cost for fit in fits if fit.operation in NONBLOCKING.values()}
+    costs = {(fit.cost.ranks, fit.cost.spans_nodes): fit.cost for fit in fits if fit.operation == "allreduce"}
     ratios = [
         (sample.nbytes, sample.seconds / costs[sample.ranks, sample.spans_nodes].seconds(sample.nbytes, sample.ranks))
         for sample in samples
-        if sample.operation in NONBLOCKING and not sample.held_out
+        if sample.operation == "iallreduce" and not sample.held_out
     ]
     large = [ratio for nbytes, ratio in ratios if nbytes >= LARGE_BYTES]
     return median(large or [ratio for _, ratio in ratios] or [1.0])
@@ -281,3 +279,36 @@ def _fit_operation(
         large = FittedOperation(operation, cost, 1.0, own).held_out_error(LARGE_BYTES)
         known = {"held_out_error": large.mean if large else None, "ranks_per_node": own[0].ranks_per_node}
         yield FittedOperation(operation, cost.model_copy(update=known), 1.0, own)
+
+
+# -- noise -----------------------------------------------------------------------------------------------------------
+
+
+def fit_noise(networks: Sequence[Sequence[float]]) -> float:
+    """Mean delay of a computation relative to its median, with delays taken as exponential.
+
+    The interquartile range of a network's rounds is divided by its expectation for exponential delays of mean 1; the
+    result is the trimmed mean over the networks, each with the seconds of two or more rounds. It is robust against a
+    few slow rounds and a few disturbed networks.
+
+    Notes
+    -----
+    Of n exponential delays of mean 1 the i-th smallest is expected to be 1/n + 1/(n-1) + ... + 1/(n-i+1) (Rényi 1953).
+    Quartiles are interpolated linearly between delays, and their expectations between these.
+    """
+    found = sorted(
+        _quartile_range(rounds) / (_expected_quartile_range(len(rounds)) * float(np.median(rounds)))
+        for rounds in networks
+    )
+    cut = int(0.1 * len(found))
+    return float(np.mean(found[cut : len(found) - cut]))
+
+
+def _quartile_range(seconds: Sequence[float]) -> float:
+    low, high = np.quantile(seconds, (0.25, 0.75))
+    return float(high - low)
+
+
+@lru_cache
+def _expected_quartile_range(count: int) -> float:
+    return _quartile_range(np.cumsum(1 / np.arange(count, 0, -1)).tolist())

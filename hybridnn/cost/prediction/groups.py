@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.recorder import bytes_sent_by_rank
-from hybridnn.cost.collectives import Crossings, concurrent_messages, crossings_of, one_per_node
+from hybridnn.cost.collectives import Crossings, concurrent_messages, crossings_of
 from hybridnn.cost.machine import Machine, MessageOverhead
 from hybridnn.parallel.grid import NodeFilling, StageShapes
 from hybridnn.pipeline.layout import Layout
@@ -87,11 +87,6 @@ def replica_groups(layout: Layout, stage: int) -> dict[Placement, int]:
     if not layout.shared_replicas:
         return _own_replicas(batch, model)
     return _batch_group_placements(grid_places(layout.stages, layout.node_ranks or layout.ranks).of_stages[stage])
-
-
-def has_own_replicas(layout: Layout, stage: int) -> bool:
-    """Whether there is a batch group in the stage whose ranks all have replicas of their own."""
-    return min(map(max, replica_groups(layout, stage))) == 1
 
 
 @lru_cache(CACHE_SIZE)
@@ -182,8 +177,8 @@ class Groups:
 
     def owners(self, stage: int, placement: Placement) -> RankGroups:
         """The owners of a slice, one on each node of a batch group with that placement; those of all slices at once."""
-        groups = min(max(placement) * self._layout.stages[stage][1], self._ranks_per_node)
-        return RankGroups(self.machine, len(placement), one_per_node(len(placement), groups))
+        nodes, groups = len(placement), min(max(placement) * self._layout.stages[stage][1], self._ranks_per_node)
+        return RankGroups(self.machine, nodes, crossings_of(np.arange(nodes)[None], np.array([groups])))
 
     @property
     def world(self) -> RankGroups:

@@ -15,9 +15,9 @@ from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.group import DONE, Group, Request
 from hybridnn.comm.recorder import Recorder, capture_calls
+from hybridnn.cost.prediction import Workload
 from hybridnn.cost.prediction.groups import Placement, replica_groups
 from hybridnn.cost.prediction.times import pipeline_of
-from hybridnn.cost.prediction.workload import Workload
 from hybridnn.nn.kernels import Kernels
 from hybridnn.nn.mlp import DenseLayer
 from hybridnn.nn.parameters import LayerShard, ParameterLayout

@@ -1,27 +1,31 @@
-"""Prediction of a layout: its time, bytes sent and memory per step on a machine."""
+"""Prediction of a layout on a machine: time, bytes sent and memory per step; its simulated schedule; scaling curves."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import ceil, gcd, prod
 
 from hybridnn.cost.machine import Machine
-from hybridnn.cost.prediction.groups import Collective, replica_groups
+from hybridnn.cost.prediction import Workload
+from hybridnn.cost.prediction.groups import Collective, Groups, replica_groups
 from hybridnn.cost.prediction.memory import largest_memory
-from hybridnn.cost.prediction.stage_costs import StageCosts
+from hybridnn.cost.prediction.stage_costs import StageCosts, chunk_costs, of_shapes
 from hybridnn.cost.prediction.times import (
     ScheduleTimes,
     TimeBreakdown,
     compile_layout,
-    mean_over_ranks,
+    parts_of_efficiency,
     run,
     seconds_per_added_minibatch,
 )
-from hybridnn.cost.prediction.workload import Workload
 from hybridnn.parallel.shared_replica import slice_bounds
+from hybridnn.pipeline.checks.simulated_schedule import schedule_bubble, split_idle
 from hybridnn.pipeline.layout import Layout
-from hybridnn.pipeline.schedules.instructions import Instruction
+from hybridnn.pipeline.partition import balance
+from hybridnn.pipeline.schedules.instructions import COMPUTATIONS, Instruction
+from hybridnn.utils.checks import require_choice
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Prediction:
 
 
 def predict(workload: Workload, layout: Layout, machine: Machine) -> Prediction:
-    """Predict the cost of a layout, which must be feasible (see `hybridnn.cost.layouts`)."""
+    """Predict the cost of a layout, which must be feasible (see `hybridnn.cost.plan.feasible_layouts`)."""
     costs = StageCosts(workload, layout, machine)
     timing = _time_exact(costs) if layout.exact else _time_asynchronous(costs)
     return Prediction(
@@ -107,7 +111,8 @@ def _mean_breakdown(costs: StageCosts, timing: _StepTimes) -> TimeBreakdown:
         work = _total(costs, stage, instructions)
         bubble = max(0.0, timing.seconds_per_step - work.total - receiving)
         stages.append(replace(work, communication=work.communication + receiving, bubble=bubble))
-    return mean_over_ranks(costs.layout, stages)
+    weights = [prod(shape) / costs.layout.ranks for shape in costs.layout.stages]
+    return sum((stage * weight for stage, weight in zip(stages, weights, strict=True)), TimeBreakdown())
 
 
 def _receiving(times: ScheduleTimes) -> tuple[float, ...]:
@@ -116,7 +121,7 @@ def _receiving(times: ScheduleTimes) -> tuple[float, ...]:
 
 
 def _total(costs: StageCosts, stage: int, instructions: Sequence[Instruction]) -> TimeBreakdown:
-    computations = filter(costs.is_computation, instructions)
+    computations = (instruction for instruction in instructions if isinstance(instruction, COMPUTATIONS))
     return sum((costs.breakdown(stage, instruction) for instruction in computations), TimeBreakdown())
 
 
@@ -124,12 +129,49 @@ def _seconds_by_kind(costs: StageCosts, stages: Sequence[Sequence[Instruction]])
     """Seconds of computing per step by kind of instruction, the mean over the stages."""
     seconds: defaultdict[str, float] = defaultdict(float)
     for stage, instructions in enumerate(stages):
-        for instruction in filter(costs.is_computation, instructions):
-            if computing := costs.breakdown(stage, instruction).computing:
+        for instruction in instructions:
+            if isinstance(instruction, COMPUTATIONS) and (computing := costs.breakdown(stage, instruction).computing):
                 loss = costs.loss_seconds(stage, instruction)
                 seconds[instruction.name] += (computing - loss) / len(stages)
                 seconds["loss"] += loss / len(stages)
     return {kind: total for kind, total in seconds.items() if total}
+
+
+# -- layers of the stages ----------------------------------------------------------------------------------------------
+
+
+def balanced_layers(
+    workload: Workload,
+    machine: Machine,
+    stages: Sequence[tuple[int, int]],
+    *,
+    chunks: int = 1,
+    microbatches: int = 1,
+) -> tuple[int, ...]:
+    """Layers of every virtual stage for which the slowest stage, or boundary between two, is as fast as possible.
+
+    The cost of a layer is that of its passes with a microbatch, split by its outputs over the model ranks of its stage:
+    the smaller microbatches are, the more calls count beside arithmetic. The stages, of (batch, model) ranks, times the
+    chunks are at most the layers.
+    """
+    layers = workload.model.layers
+    groups = Groups(Layout.uniform(stages, len(layers)), machine)
+    samples = ceil(workload.batch_size / microbatches)
+
+    def layer_seconds(batch: int, model: int) -> Iterator[float]:
+        """Seconds of the passes through every layer on a stage of so many ranks."""
+        group, rows = groups.model(stages.index((batch, model))), ceil(samples / batch)
+        shared = group.ranks, group.crossings, workload.dtype, groups.busy_ranks, 1.0, True
+        for layer in layers:
+            costs = chunk_costs(machine, of_shapes([layer]), "columns", *shared)
+            yield (costs.forward(rows) + costs.backward(rows, accumulate=False)).total
+
+    # Which boundary lies between nodes is not known before the partition: all cost as much as the slowest.
+    flows = {groups.flows(stage, stage + 1) for stage in range(len(stages) - 1)}
+    sizes = [layer.outputs * samples * workload.itemsize for layer in layers[:-1]]
+    slowest = (max(machine.message_seconds(size, spans_nodes=it > 0, flows=it) for it in flows) for size in sizes)
+    boundaries = [2 * seconds for seconds in slowest]
+    return balance(stages, chunks, layer_seconds, boundaries)
 
 
 # -- traffic -----------------------------------------------------------------------------------------------------------
@@ -140,18 +182,15 @@ def bytes_sent(costs: StageCosts) -> int:
     chunks = [(stage, chunk) for stage in range(len(costs.layout.stages)) for chunk in range(costs.layout.chunks)]
     parts = (_batch_groups, _model_groups, _between_stages)
     of_chunks = sum(part(costs, stage, chunk) for stage, chunk in chunks for part in parts)
-    return of_chunks + _loads(costs) + _sum(costs.loss_broadcast())
+    # Samples and targets that rank 0 distributes; the model groups send as much as one with all samples would.
+    workload = costs.workload
+    sample_bytes = workload.model.sizes[0] * workload.itemsize, workload.target_bytes
+    loads = sum(_sum(costs.loads(nbytes, workload.batch_size)) for nbytes in sample_bytes)
+    return of_chunks + loads + _sum(costs.loss_broadcast())
 
 
 def _sum(collectives: Iterable[Collective]) -> int:
     return sum(item.bytes_sent for item in collectives)
-
-
-def _loads(costs: StageCosts) -> int:
-    """Samples and targets that rank 0 distributes; the model groups send as much as one with all samples would."""
-    workload = costs.workload
-    sample_bytes = workload.model.sizes[0] * workload.itemsize, workload.target_bytes
-    return sum(_sum(costs.loads(nbytes, workload.batch_size)) for nbytes in sample_bytes)
 
 
 def _batch_groups(costs: StageCosts, stage: int, chunk: int) -> int:
@@ -186,3 +225,158 @@ def _between_stages(costs: StageCosts, stage: int, chunk: int) -> int:
     features = costs.chunks[stage][chunk].splits[0].layer.inputs
     receivers = stages[stage][1] + stages[(stage - 1) % len(stages)][1]
     return features * workload.itemsize * workload.batch_size * receivers
+
+
+# -- simulated steps -------------------------------------------------------------------------------------------------
+
+ROUNDING_ERROR = 1e-12  # relative error of sums of times: a remainder below it is no bubble
+
+
+@dataclass(frozen=True)
+class SimulatedStep:
+    """Simulated minibatches of a layout."""
+
+    workload: Workload
+    layout: Layout
+    times: ScheduleTimes
+    seconds: float  # from the start of the first minibatch to the end of the last
+    seconds_per_step: float  # per minibatch; where minibatches overlap, what the second half of them adds
+    # of a step, for the ranks of every stage; the bubble includes waiting for slower stages
+    stages: tuple[TimeBreakdown, ...]
+
+    @property
+    def minibatches(self) -> int:
+        """Simulated minibatches."""
+        return self.times.program.schedule.minibatches
+
+    @property
+    def seconds_per_epoch(self) -> float:
+        """Seconds of an epoch, extrapolated from the simulated minibatches by the time of a step."""
+        return self.seconds + (self.workload.steps_per_epoch - self.minibatches) * self.seconds_per_step
+
+    @property
+    def instructions(self) -> dict[str, float]:
+        """Seconds per step by kind of instruction, the mean over all ranks."""
+        kinds: defaultdict[str, float] = defaultdict(float)
+        program, seconds = self.times.program, self.times.ends - self.times.starts
+        for stage, (batch, model) in enumerate(self.layout.stages):
+            own = program.of(stage)
+            weight = batch * model / (self.layout.ranks * self.minibatches)
+            for instruction, duration in zip(program.computations[own], seconds[own].tolist(), strict=True):
+                kinds[instruction.name] += weight * duration
+        return dict(kinds)
+
+
+def simulate_layout(workload: Workload, layout: Layout, machine: Machine) -> SimulatedStep:
+    """Simulate a minibatch of a layout on a machine, or if minibatches overlap, enough to reach the steady state.
+
+    More ranks than the machine has share its cores, and batch ranks without samples wait for those that have some, as
+    in training.
+    """
+    costs = StageCosts(workload, layout, machine)
+    minibatches = 1 if layout.exact else 4 * len(layout.stages)
+    times = run(compile_layout(layout, minibatches), costs)
+    per_step = times.makespan
+    if not layout.exact:
+        per_step = seconds_per_added_minibatch(run(compile_layout(layout, minibatches // 2), costs), times)
+    return SimulatedStep(workload, layout, times, times.makespan, per_step, _stage_breakdowns(costs, times, per_step))
+
+
+def _stage_breakdowns(costs: StageCosts, times: ScheduleTimes, per_step: float) -> tuple[TimeBreakdown, ...]:
+    """Breakdowns of the whole time, scaled to one step."""
+    program, seconds = times.program, times.makespan
+    scale = per_step / seconds if seconds else 0.0
+    stages = []
+    for stage, (busy, receiving) in enumerate(zip(times.busy, times.communication, strict=True)):
+        own = program.computations[program.of(stage)]
+        collectives = sum(costs.breakdown(stage, instruction).communication for instruction in own)
+        overhead = sum(costs.breakdown(stage, instruction).overhead for instruction in own)
+        computing, communication = busy - collectives - overhead, receiving + collectives
+        rest = seconds - busy - receiving
+        bubble = rest if rest > ROUNDING_ERROR * seconds else 0.0
+        stages.append(TimeBreakdown(computing, communication, bubble, overhead) * scale)
+    return tuple(stages)
+
+
+# -- scaling curves --------------------------------------------------------------------------------------------------
+
+CURVES = ("strong", "weak")
+"""Strong scaling: the same minibatch for all numbers of ranks. Weak scaling: it grows with them."""
+
+
+@dataclass(frozen=True)
+class ScalingPoint:
+    """Simulation of one number of ranks.
+
+    The speed-up is samples per second over those of one rank, the efficiency the speed-up per rank, and `shares` are
+    the parts of the ranks' time by `parts_of_efficiency`.
+    """
+
+    ranks: int
+    batch_size: int
+    seconds_per_step: float
+    speed_up: float
+    efficiency: float
+    shares: dict[str, float]
+
+
+@dataclass(frozen=True)
+class ScalingCurve:
+    """A strong or weak curve, by number of ranks; its first point is one rank, the reference of the speed-up."""
+
+    kind: str
+    points: tuple[ScalingPoint, ...]
+
+
+def scaling_curve(workload: Workload, layout: Layout, machine: Machine, kind: str) -> ScalingCurve:
+    """Simulate a layout with 1, 2, 4, ... times the replicas of its smallest form, up to its own.
+
+    The minibatch of the workload is that of every point of a strong curve, and of the smallest layout of a weak one.
+    """
+    require_choice("curve", kind, CURVES)
+    serial = simulate_layout(workload, Layout.uniform([(1, 1)], len(workload.model.layers)), machine)
+    points = [_point(serial, serial)]
+    for replicas, wide in _replicated(layout):
+        batch_size = workload.batch_size * (replicas if kind == "weak" else 1)
+        if wide.ranks > 1:
+            grown = replace(workload, batch_size=batch_size)
+            points.append(_point(simulate_layout(grown, wide, machine), serial))
+    return ScalingCurve(kind, tuple(points))
+
+
+def _replicated(layout: Layout) -> Iterator[tuple[int, Layout]]:
+    """The layout with the fewest batch ranks in its stages' proportions, and with 2, 4, ... times as many."""
+    most = gcd(*(batch for batch, _ in layout.stages))
+    for replicas in (*(2**power for power in range((most - 1).bit_length())), most):
+        stages = tuple((batch // most * replicas, model) for batch, model in layout.stages)
+        yield replicas, replace(layout, stages=stages)
+
+
+def _point(step: SimulatedStep, serial: SimulatedStep) -> ScalingPoint:
+    seconds, batch_size, ranks = step.seconds_per_step, step.workload.batch_size, step.layout.ranks
+    speed_up = batch_size / seconds * serial.seconds_per_step / serial.workload.batch_size
+    shares = parts_of_efficiency(_per_sample(step), _per_sample(serial))
+    return ScalingPoint(ranks, batch_size, seconds, speed_up, speed_up / ranks, shares)
+
+
+def _per_sample(step: SimulatedStep) -> dict[str, float]:
+    """Seconds of all ranks per sample, by activity."""
+    ranks_per_sample = step.layout.ranks / step.workload.batch_size
+    return {name: seconds * ranks_per_sample for name, seconds in mean_activities(step).items()}
+
+
+def stage_activities(step: SimulatedStep) -> list[dict[str, float]]:
+    """Seconds of a step for the ranks of every stage, by the names of all reports."""
+    bubble = schedule_bubble(step.layout, step.workload.steps_per_epoch) * step.seconds_per_step
+    found = []
+    for parts in step.stages:
+        idle = split_idle(parts.bubble, bubble)
+        seconds = (parts.computing, parts.overhead, parts.communication, *idle)
+        found.append(dict(zip(("compute", "overhead", "communicate", "bubble", "wait"), seconds, strict=True)))
+    return found
+
+
+def mean_activities(step: SimulatedStep) -> dict[str, float]:
+    """Means of `stage_activities` over all ranks."""
+    weights, stages = [prod(shape) / step.layout.ranks for shape in step.layout.stages], stage_activities(step)
+    return {name: sum(w * stage[name] for w, stage in zip(weights, stages, strict=True)) for name in stages[0]}

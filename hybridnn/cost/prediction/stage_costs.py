@@ -1,17 +1,25 @@
-"""Costs of the instructions of a layout's schedule on a machine, as `hybridnn.cost.prediction.times` needs them."""
+"""Costs of the instructions of a layout's schedule on a machine: passes of the layers, messages, and updates.
+
+Those of equal layers, chunks, stages and microbatches are computed once. `hybridnn.cost.prediction.times` adds them up.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache, partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from hybridnn.cost.machine import Compute, Machine, MessageOverhead, kept
-from hybridnn.cost.prediction.groups import Collective, Groups, Placement, has_own_replicas, replica_groups
-from hybridnn.cost.prediction.layer_costs import ChunkCosts, chunk_costs, compute_at, of_shapes, overlapped
-from hybridnn.cost.prediction.times import TimeBreakdown
-from hybridnn.cost.prediction.workload import Workload
+from hybridnn.cost.collectives import Crossings
+from hybridnn.cost.machine import Compute, Machine, MessageOverhead, Overlap
+from hybridnn.cost.prediction import Workload
+from hybridnn.cost.prediction.groups import Collective, Groups, Placement, RankGroups, replica_groups
+from hybridnn.cost.prediction.memory import layer_collectives
+from hybridnn.cost.prediction.times import MessageTimes, TimeBreakdown
+from hybridnn.nn.mlp import DenseLayer
+from hybridnn.nn.parameters import LayerShard, ParameterLayout
+from hybridnn.parallel.dense import split_layers
 from hybridnn.parallel.shared_replica import slice_bounds
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.instructions import (
@@ -28,17 +36,162 @@ from hybridnn.pipeline.schedules.instructions import (
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.pipeline.schedules.schedule import Channel, Message
 
+# -- passes of the layers of a chunk ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkCosts:
+    """Costs of the passes of consecutive layers, on the first rank of a model group, whose shards are the largest.
+
+    Without `overlap`, the backward pass waits for every all-reduce at once. Costs that were computed are kept: see
+    `chunk_costs`.
+    """
+
+    layers: tuple[DenseLayer, ...]
+    split: str
+    groups: RankGroups
+    compute: Compute
+    overlap: Overlap | None
+    _known: dict[tuple[str, int, bool], TimeBreakdown] = field(default_factory=dict)
+
+    @cached_property
+    def splits(self) -> tuple[LayerShard, ...]:
+        """The layers as split over the model group, with the rank's shards."""
+        return tuple(split_layers(self.layers, self.split, self.groups.ranks, 0))
+
+    @cached_property
+    def parameters(self) -> int:
+        """Elements of the rank's parameter buffer."""
+        return ParameterLayout(self.splits).size
+
+    def forward(self, samples: int) -> TimeBreakdown:
+        """Forward pass of a microbatch."""
+        return self._once("forward", samples, False, lambda split: self._forward(split, samples))
+
+    def input_gradient(self, samples: int) -> TimeBreakdown:
+        """Backward pass without the weight gradients."""
+        return self._once("input gradient", samples, False, lambda split: self._input_gradient(split, samples, 0.0))
+
+    def weight_gradient(self, samples: int, *, accumulate: bool) -> TimeBreakdown:
+        """Weight gradients, added to those of earlier microbatches with `accumulate`."""
+        of_layer = partial(self._weight_gradient, samples=samples, accumulate=accumulate)
+        return self._once("weight gradient", samples, accumulate, of_layer)
+
+    def backward(self, samples: int, *, accumulate: bool) -> TimeBreakdown:
+        """Whole backward pass; a layer's weight gradient overlaps with the all-reduce of its input gradient."""
+
+        def of_layer(split: LayerShard) -> TimeBreakdown:
+            weight = self._weight_gradient(split, samples, accumulate)
+            return weight + self._input_gradient(split, samples, weight.computing)
+
+        return self._once("backward", samples, accumulate, of_layer)
+
+    def _once(
+        self, name: str, samples: int, accumulate: bool, of_layer: Callable[[LayerShard], TimeBreakdown]
+    ) -> TimeBreakdown:
+        """Sum over the layers, computed at the first call."""
+        key = name, samples, accumulate
+        if key not in self._known:
+            self._known[key] = sum((of_layer(split) * times for split, times in self._different), TimeBreakdown())
+        return self._known[key]
+
+    @cached_property
+    def _different(self) -> tuple[tuple[LayerShard, int], ...]:
+        """One of all layers of each shape and split, which cost the same, and their number."""
+        alike: dict[Hashable, list[LayerShard]] = {}
+        for split in self.splits:
+            alike.setdefault((split.layer, split.by_inputs, split.gathers), []).append(split)
+        return tuple((splits[0], len(splits)) for splits in alike.values())
+
+    def joining_seconds(self, samples: int) -> float:
+        """Copying a microbatch's inputs and gradients side by side, for one product over all microbatches."""
+        rows = sum(sum(split.weight_shape) for split in self.splits)
+        first, packing = self.splits[0], self.compute.packing
+        # Of the network's input, every sample is contiguous.
+        parts = rows - first.weight_shape[1] if first.layer.index == 0 else rows
+        calls = packing.call_seconds * (2 * len(self.splits) - 1)
+        return packing.seconds(rows * samples) + calls + parts * self.compute.row_seconds
+
+    def collectives(self, split: LayerShard, samples: int, *, backward: bool = False) -> list[Collective]:
+        """Collectives of a layer's pass in the model groups, with a number of samples."""
+        calls = layer_collectives(split, self.groups.ranks, self.compute.itemsize)[backward]
+        return [self.groups.collective(operation, nbytes * samples) for operation, nbytes in calls]
+
+    def _forward(self, split: LayerShard, samples: int) -> TimeBreakdown:
+        rows, columns = split.weight_shape
+        outputs, layer, compute = rows * samples, split.layer, self.compute
+        seconds = compute.forward.seconds(rows, columns, samples, cached=self.compute.caches(rows * columns))
+        seconds += compute.activation(layer.activation).forward.seconds(outputs, cached=self.compute.caches(outputs))
+        if layer.residual:
+            seconds += compute.packing.seconds(outputs)
+        return TimeBreakdown(seconds, sum(item.seconds for item in self.collectives(split, samples)))
+
+    def _input_gradient(self, split: LayerShard, samples: int, concurrent: float) -> TimeBreakdown:
+        """Gradient of a layer's input; its all-reduce may overlap with `concurrent` seconds of computing."""
+        rows, columns = split.weight_shape
+        outputs, layer, compute = rows * samples, split.layer, self.compute
+        seconds = compute.activation(layer.activation).gradient.seconds(outputs, cached=self.compute.caches(outputs))
+        if layer.index == 0:  # the network's input has no gradient
+            return TimeBreakdown(seconds)
+        seconds += compute.input_gradient.seconds(rows, columns, samples, cached=self.compute.caches(rows * columns))
+        if layer.residual:
+            seconds += compute.packing.seconds(columns * samples)
+        blocking = sum(item.seconds for item in self.collectives(split, samples, backward=True))
+        return TimeBreakdown(seconds) + overlapped(blocking, concurrent, self.overlap)
+
+    def _weight_gradient(self, split: LayerShard, samples: int, accumulate: bool) -> TimeBreakdown:
+        rows, columns = split.weight_shape
+        cached = self.compute.caches(rows * columns)
+        seconds = self.compute.weight_gradient.seconds(rows, columns, samples, cached=cached)
+        if accumulate:
+            seconds += self.compute.packing.seconds(rows * columns, cached=cached)
+        return TimeBreakdown(seconds)
+
+
+@lru_cache(1 << 12)
+def chunk_costs(
+    machine: Machine,
+    layers: tuple[DenseLayer, ...],
+    split: str,
+    ranks: int,
+    crossings: Crossings | None,
+    dtype: str,
+    busy_ranks: int,
+    pace: float,
+    overlaps: bool,
+) -> ChunkCosts:
+    """Costs of consecutive layers, from `of_shapes`, in model groups with these ranks; `pace` as for `compute_at`."""
+    groups, compute = RankGroups(machine, ranks, crossings), compute_at(machine, dtype, busy_ranks, pace)
+    return ChunkCosts(layers, split, groups, compute, machine.overlap if overlaps else None)
+
+
+@lru_cache(128)
+def compute_at(machine: Machine, dtype: str, busy_ranks: int, pace: float) -> Compute:
+    """Costs of computing with so many busy ranks on a node, all of them `pace` times those of the machine."""
+    return machine.compute_for(dtype, busy_ranks).scaled(pace)
+
+
+def of_shapes(layers: Iterable[DenseLayer]) -> tuple[DenseLayer, ...]:
+    """The same object for all layers of a shape; only the network's first layer costs less than others."""
+    return tuple(_layer(min(at.index, 1), at.inputs, at.outputs, at.activation, at.residual, "") for at in layers)
+
+
+_layer = lru_cache(1 << 12)(DenseLayer)
+
+
+def overlapped(blocking: float, concurrent: float, overlap: Overlap | None) -> TimeBreakdown:
+    """A collective of `blocking` seconds that may overlap with `concurrent` seconds of computing."""
+    if overlap is None:
+        return TimeBreakdown(communication=blocking)
+    nonblocking = blocking * overlap.nonblocking_factor
+    hidden = min(nonblocking * overlap.hidden_fraction, concurrent)
+    slowdown = hidden * (overlap.compute_slowdown - 1)
+    return TimeBreakdown(slowdown, nonblocking - hidden, communication_hidden=hidden)
+
+
+# -- instructions ----------------------------------------------------------------------------------------------------
+
 LOSS_BYTES = 8  # the loss, which the last stage of an exact pipeline broadcasts
-
-NeighbourOverheads = tuple[MessageOverhead | None, MessageOverhead | None]
-"""Of the messages between a stage and the ones before and after it; None where it is unknown."""
-
-
-class MessageTimes(NamedTuple):
-    """Seconds of a message between two stages."""
-
-    transit: float  # from the call that sends it to the end of the one that receives it, without their overheads
-    link: float  # in which it occupies the link between their nodes
 
 
 class StageCosts:
@@ -68,24 +221,17 @@ class StageCosts:
         """Seconds of a computation, with the collectives, copies and loads that belong to it."""
         return self.breakdown(stage, instruction).total
 
-    def message(self, message: Message) -> float:
-        """Seconds of a message between two stages, without what it takes from them: that is part of `duration`."""
-        return self.message_times(message).transit
-
-    def link(self, message: Message) -> float:
-        """Seconds in which a message occupies the link between the nodes of two stages."""
-        return self.message_times(message).link
-
-    def message_times(self, message: Message) -> MessageTimes:
-        """Times of a message between two stages."""
+    def message(self, message: Message) -> MessageTimes:
+        """Times of a message between two stages, without what it takes from them: that is part of `duration`."""
         channel, _, microbatch = message
         key = channel, self._equal_microbatches[microbatch]
         if key not in self._messages:
-            nbytes, between, machine = (
-                self.message_bytes(message),
-                (channel.sender, channel.receiver),
-                self.groups.machine,
-            )
+            between, machine = (channel.sender, channel.receiver), self.groups.machine
+            splits = self.chunks[channel.receiver][channel.chunk].splits
+            features = splits[-1].layer.outputs if channel.gradients else splits[0].layer.inputs
+            # on the rank that sends or receives most
+            samples = max(self._samples(stage, microbatch) for stage in between)
+            nbytes = features * samples * self.workload.itemsize
             flows, overhead = self.groups.flows(*between), self.groups.overhead(*between)
             whole = machine.message_seconds(nbytes, spans_nodes=flows > 0, flows=flows)
             in_ranks = 0.0 if overhead is None else 2 * overhead.seconds(nbytes)
@@ -107,25 +253,12 @@ class StageCosts:
             self._breakdowns[key] = cost + TimeBreakdown(overhead=prediction) if prediction else cost
         return self._breakdowns[key]
 
-    @staticmethod
-    def is_computation(instruction: Instruction) -> bool:
-        """Whether an instruction has a duration: loads and messages are part of those that have."""
-        return type(instruction) in _INSTRUCTION_COSTS
-
     def loss_seconds(self, stage: int, instruction: Instruction) -> float:
         """Seconds of the loss and its gradient in a computation."""
         chunk = instruction.chunk
         if not isinstance(instruction, Backward | InputGradient) or not self._is_last(stage, chunk):
             return 0.0
         return self._loss_seconds(stage, chunk, self._samples(stage, instruction.microbatch))
-
-    def message_bytes(self, message: Message) -> int:
-        """Bytes of a message, on the rank that sends or receives most."""
-        channel, _, microbatch = message
-        splits = self.chunks[channel.receiver][channel.chunk].splits
-        features = splits[-1].layer.outputs if channel.gradients else splits[0].layer.inputs
-        samples = max(self._samples(stage, microbatch) for stage in (channel.sender, channel.receiver))
-        return features * samples * self.workload.itemsize
 
     # -- collectives -------------------------------------------------------------------------------------------------
 
@@ -149,17 +282,12 @@ class StageCosts:
 
         The loss travels with the gradients, or alone if the update of a shared replica sums them.
         """
-        costs = self.chunks[stage][chunk]
-        elements = 1 if max(placement) > 1 else costs.parameters + 1
-        return self.groups.batch(stage).collective("allreduce", elements * costs.itemsize)
+        elements = 1 if max(placement) > 1 else self.chunks[stage][chunk].parameters + 1
+        return self.groups.batch(stage).collective("allreduce", elements * self.workload.itemsize)
 
     def slice_reduction(self, stage: int, elements: int, placement: Placement) -> Collective:
         """Sum of a slice of shared gradients over its owners, one on each of several nodes."""
         return self.groups.owners(stage, placement).collective("allreduce", elements * self.workload.itemsize)
-
-    def update_barrier(self, stage: int) -> Collective:
-        """The barrier after the update of a shared replica."""
-        return self.groups.sharers(stage).collective("barrier", 0)
 
     def loss_broadcast(self) -> list[Collective]:
         """The loss, from the last stage of an exact pipeline to all ranks."""
@@ -191,10 +319,7 @@ class StageCosts:
         if not read.ahead:
             return 0.0
         parameters = self.chunks[stage][instruction.chunk].parameters
-        return self.compute.packing.seconds(parameters, cached=self._cached(parameters))
-
-    def _cached(self, elements: int) -> bool:
-        return elements * self.workload.itemsize < self.compute.cache_bytes
+        return self.compute.packing.seconds(parameters, cached=self.compute.caches(parameters))
 
     def _loss_seconds(self, stage: int, chunk: int, samples: int) -> float:
         elements = self.chunks[stage][chunk].splits[-1].layer.outputs * samples
@@ -273,10 +398,10 @@ class StageCosts:
         if self.layout.stages[stage][0] == 1:
             return total
         samples = self._samples(stage, self.layout.microbatches - 1)
+        placements = replica_groups(self.layout, stage)
         for number, costs in enumerate(self.chunks[stage]):
-            placements = replica_groups(self.layout, stage)
             blocking = max(self.reduction(stage, number, placement).seconds for placement in placements)
-            if not has_own_replicas(self.layout, stage):
+            if min(map(max, placements)) > 1:  # all replicas are shared
                 total += TimeBreakdown(communication=blocking)
                 continue
             concurrent = costs.backward(samples, accumulate=False).computing
@@ -298,7 +423,7 @@ class StageCosts:
 
     def _update_seconds(self, parameters: int, arrays: int) -> float:
         update = self.compute.update(self.workload.update_rule)
-        return update.seconds(parameters, cached=self._cached(parameters * arrays))
+        return update.seconds(parameters, cached=self.compute.caches(parameters * arrays))
 
     def _shared_update(self, stage: int, parameters: int, placement: Placement) -> TimeBreakdown:
         """Reducing slices of a chunk's gradients inside a node and between nodes, updating them, and the barrier.
@@ -310,9 +435,9 @@ class StageCosts:
         elements_by_ranks = {ranks: -(-slices // ranks) * largest for ranks in placement}
         added = max(elements * (ranks - 1) for ranks, elements in elements_by_ranks.items())
         updated, arrays = max(elements_by_ranks.values()), slices + 1 + self.workload.slots
-        seconds = self.compute.packing.seconds(added, cached=self._cached(updated * arrays))
+        seconds = self.compute.packing.seconds(added, cached=self.compute.caches(updated * arrays))
         seconds += self._update_seconds(updated, arrays)
-        communication = self.update_barrier(stage).seconds
+        communication = self.groups.sharers(stage).collective("barrier", 0).seconds
         if len(placement) > 1:
             communication += self.slice_reduction(stage, largest, placement).seconds * (updated // largest)
         return TimeBreakdown(seconds, communication)
@@ -341,34 +466,29 @@ class UnscheduledCosts(NamedTuple):
     groups: Groups
     compute: Compute  # at the pace of the slowest of all ranks
     chunks: tuple[tuple[ChunkCosts, ...], ...]  # by stage and chunk
-    overheads: tuple[NeighbourOverheads, ...]  # by stage
+    # by stage, of the messages between it and the stages before and after it; None where it is unknown
+    overheads: tuple[tuple[MessageOverhead | None, MessageOverhead | None], ...]
     equal_stages: tuple[int, ...]  # for every stage the first one with the same costs
 
 
-@kept(1 << 10)
+@lru_cache(1 << 10)
 def _unscheduled_costs(machine: Machine, workload: Workload, layout: Layout) -> UnscheduledCosts:
     """Costs of a layout without its schedule, at the pace of the slowest of all ranks, which wait for each other."""
     groups, dtype = Groups(layout, machine), workload.dtype
     busy_ranks = groups.busy_ranks
     pace = machine.compute_for(dtype, busy_ranks).pace(layout.ranks)
     firsts: dict[Hashable, int] = {}
-    chunks, overheads, equal, last = [], [], [], len(layout.stages) - 1
-    for stage in range(len(layout.stages)):
+    chunks, overheads, equal, stages = [], [], [], len(layout.stages)
+    for stage in range(stages):
         model = groups.model(stage)
         shared = layout.model_split, model.ranks, model.crossings, dtype, busy_ranks, pace, layout.overlap
         parts = layout.layers_of(workload.model, stage)
         chunks.append(tuple(chunk_costs(machine, of_shapes(layers), *shared) for layers in parts))
-        overheads.append(_neighbour_overheads(groups, stage, last + 1))
-        known = tuple(item is not None for item in overheads[-1])
-        key = chunks[-1], stage == 0, stage == last, groups.like(stage), known
+        before, after = (stage - 1) % stages, (stage + 1) % stages  # with several chunks, the last sends to the first
+        around = (groups.overhead(before, stage), groups.overhead(stage, after)) if stages > 1 else (None, None)
+        overheads.append(around)
+        known = tuple(item is not None for item in around)
+        key = chunks[-1], stage == 0, stage == stages - 1, groups.like(stage), known
         equal.append(firsts.setdefault(key, stage))
     compute = compute_at(machine, dtype, busy_ranks, pace)
     return UnscheduledCosts(groups, compute, tuple(chunks), tuple(overheads), tuple(equal))
-
-
-def _neighbour_overheads(groups: Groups, stage: int, stages: int) -> NeighbourOverheads:
-    """With several chunks, the last stage sends to the first."""
-    if stages == 1:
-        return None, None
-    before, after = (stage - 1) % stages, (stage + 1) % stages
-    return groups.overhead(before, stage), groups.overhead(stage, after)

@@ -1,12 +1,11 @@
-"""Times of a step: where its seconds go, schedules on the clock, the steady state, and means over the ranks."""
+"""Times of a step: where its seconds go, and schedules on the clock."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from math import prod
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,6 +117,13 @@ def _compiled(pipeline: Layout, minibatches: int) -> CompiledSchedule:
     return compile_schedule(pipeline.schedule(minibatches, messages=False))
 
 
+class MessageTimes(NamedTuple):
+    """Seconds of a message between two stages."""
+
+    transit: float = 0.0  # from the moment at which it is sent to its arrival
+    link: float = 0.0  # in which it occupies the link from its sender to its receiver: the next one waits for it
+
+
 class InstructionCosts(Protocol):
     """Costs of the instructions of a schedule, in seconds."""
 
@@ -128,11 +134,8 @@ class InstructionCosts(Protocol):
     def duration(self, stage: int, instruction: Instruction) -> float:
         """Time of a computation."""
 
-    def message(self, message: Message) -> float:
-        """Time from the moment at which a message is sent to its arrival."""
-
-    def link(self, message: Message) -> float:
-        """Time in which a message occupies the link from its sender to its receiver: the next one waits for it."""
+    def message(self, message: Message) -> MessageTimes:
+        """Times of a message."""
 
     def barrier_seconds(self) -> float:
         """Time of a barrier, after its last stage has arrived."""
@@ -173,8 +176,9 @@ class ScheduleTimes:
 def run(program: CompiledSchedule, costs: InstructionCosts) -> ScheduleTimes:
     """Time a compiled schedule: see `CompiledSchedule.times`, with ``exposed = 1 - hidden``."""
     durations = [costs.duration(stage, item) for stage, item in zip(program.stages, program.computations, strict=True)]
-    transfers = [0.0 if message is None else costs.message(message) for message in program.messages]
-    links = [0.0 if message is None else costs.link(message) for message in program.messages]
+    none = MessageTimes()
+    messages = [none if message is None else costs.message(message) for message in program.messages]
+    transfers, links = [times.transit for times in messages], [times.link for times in messages]
     barrier = costs.barrier_seconds() if BARRIER in program.order else 0.0
     exposed = 1.0 - costs.hidden
     times = program.times(durations, transfers, barrier, exposed, links if any(links) else None)
@@ -185,9 +189,3 @@ def seconds_per_added_minibatch(short: ScheduleTimes, long: ScheduleTimes) -> fl
     """Seconds per step in the steady state: what the minibatches add that only the longer schedule has."""
     added = long.program.schedule.minibatches - short.program.schedule.minibatches
     return (long.makespan - short.makespan) / added
-
-
-def mean_over_ranks(layout: Layout, stages: Sequence[TimeBreakdown]) -> TimeBreakdown:
-    """Mean of the stages' breakdowns, weighted by their ranks."""
-    weights = [prod(shape) / layout.ranks for shape in layout.stages]
-    return sum((stage * weight for stage, weight in zip(stages, weights, strict=True)), TimeBreakdown())

@@ -125,16 +125,6 @@ def test_sizes_cover_the_range_and_a_third_inside_it_is_held_out(ranks: int) -> 
         assert all(len(own) / 6 <= quarters[quarter] <= len(own) / 3 for quarter in range(4))
 
 
-def test_gathered_blocks_are_even_and_uneven() -> None:
-    numbers = [
-        case.nbytes // 4
-        for case in plan_cases(3, MOST_BYTES, np.random.default_rng(0))
-        if case.operation == "allgather"
-    ]
-    even = sum(number % 3 == 0 for number in numbers)
-    assert len(numbers) / 2 <= even < len(numbers)
-
-
 def test_the_largest_size_is_what_fits_the_time_and_the_network() -> None:
     link = 25e6  # bytes per second: 200 Mbit/s
     trial = 2 * LEAST_RANGE / link

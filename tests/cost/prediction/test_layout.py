@@ -56,13 +56,6 @@ def test_staleness_agrees_with_an_audit_of_the_schedule(name: str) -> None:
         assert text == ("replayed" if name == "fr" else "inconsistent")
 
 
-def test_staleness_in_updates() -> None:
-    assert pipeline("pipedream", 2).describe_staleness() == "stale by up to 1 update"
-    assert pipeline("pipedream-vsync", 4).describe_staleness() == "stale by 3 updates"
-    assert pipeline("pipedream-2bw", 4).describe_staleness() == "stale by 1 update"
-    assert pipeline("pipedream", 1).describe_staleness() == "exact"
-
-
 def test_keys_of_a_layout() -> None:
     layout = Layout(((4, 2),) * 2, (3, 1), "alternating", False, "gpipe", 8, merges=True)
     chosen = ParallelSettings.model_validate(keys_of_layout(layout))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
+from hybridnn.cost.prediction import Workload
 from hybridnn.cost.prediction.memory import data_bytes, dry_array, largest_memory, layer_collectives, stage_memory
-from hybridnn.cost.prediction.workload import Workload
 from hybridnn.parallel.dense import split_layers
 from hybridnn.pipeline.layout import Layout
 from reference.ranks import on_nodes

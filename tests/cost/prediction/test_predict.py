@@ -11,9 +11,9 @@ import pytest
 
 from hybridnn import MLP
 from hybridnn.cost.machine import ElementCost, Machine, PassCost
+from hybridnn.cost.prediction import Workload
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.stage_costs import StageCosts
-from hybridnn.cost.prediction.workload import Workload
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.instructions import Forward, InputGradient
 from hybridnn.pipeline.schedules.methods import METHODS, Method
@@ -192,7 +192,7 @@ def test_overheads_of_messages_are_counted_on_both_ranks(overhead: float, microb
     assert found.seconds_per_step == pytest.approx(2 * one_way + message), "there and back, and the loss to all"
     assert found.breakdown.communication == pytest.approx(message + 2 * microbatches * overhead)
     # A message takes as long as before: what it does not take from its ranks is in transit.
-    transit = StageCosts(work, made, machine).message((Channel(0, 1, False, 0), 0, 0))
+    transit = StageCosts(work, made, machine).message((Channel(0, 1, False, 0), 0, 0)).transit
     assert transit == pytest.approx(message - 2 * overhead)
 
 

@@ -12,17 +12,14 @@ from numpy.typing import NDArray
 
 from hybridnn import MLP
 from hybridnn.cost.collectives import Crossings
-from hybridnn.cost.layouts import feasible_layouts
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.machine_file import read_machine
-from hybridnn.cost.plan import StepBounds
-from hybridnn.cost.prediction import groups, stage_costs
+from hybridnn.cost.plan import StepBounds, feasible_layouts
+from hybridnn.cost.prediction import Workload, groups, stage_costs
 from hybridnn.cost.prediction.groups import GridPlaces, Groups, StagePlace
-from hybridnn.cost.prediction.layer_costs import ChunkCosts
-from hybridnn.cost.prediction.predict import Prediction, predict
+from hybridnn.cost.prediction.predict import Prediction, predict, simulate_layout
+from hybridnn.cost.prediction.stage_costs import ChunkCosts
 from hybridnn.cost.prediction.times import pipeline_of
-from hybridnn.cost.prediction.workload import Workload
-from hybridnn.cost.simulation import simulate_layout
 from hybridnn.pipeline.layout import Layout
 from reference.placement import place_ranks
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridnn.cost.prediction.times import run
+from hybridnn.cost.prediction.times import PARTS, MessageTimes, parts_of_efficiency, run
+from hybridnn.pipeline.checks.simulated_schedule import split_idle
 from hybridnn.pipeline.schedules.compiled_schedule import BARRIER, compile_schedule
 from hybridnn.pipeline.schedules.instructions import (
     COMPUTATIONS,
@@ -37,14 +39,9 @@ class Costs:
     hidden: float = 1.0
     barrier: float = 0.0
     occupied: float = 0.0
-    messages: list[Message] = field(default_factory=list)
 
-    def message(self, message: Message) -> float:
-        self.messages.append(message)
-        return self.transfer
-
-    def link(self, message: Message) -> float:
-        return self.occupied
+    def message(self, message: Message) -> MessageTimes:
+        return MessageTimes(self.transfer, self.occupied)
 
     def barrier_seconds(self) -> float:
         return self.barrier
@@ -156,13 +153,6 @@ def test_order_of_a_program(method: str, stages: int) -> None:
         assert place == program.offsets[program.stages[place]] or when[place - 1] < when[place]
 
 
-def test_the_cost_of_each_message_is_read_once() -> None:
-    costs = passes(1, 2)
-    run(compile_schedule(small("1f1b", 3, 1, messages=False)), costs)
-    ends = sorted((message[0].sender, message[0].receiver, message[2]) for message in costs.messages)
-    assert ends == sorted((a, b, m) for a, b in [(0, 1), (1, 2), (2, 1), (1, 0)] for m in range(6))
-
-
 def test_a_deadlock_is_refused() -> None:
     schedule = small("gpipe", 2, 1, messages=False)
     first = schedule.orders[0]
@@ -171,3 +161,33 @@ def test_a_deadlock_is_refused() -> None:
         compile_schedule(broken)
     with pytest.raises(ScheduleError, match=r"stage 0, instruction 0 \(backward 0\): waits for something"):
         compile_schedule(replace(schedule, orders=(first[4:], schedule.orders[1])))
+
+
+# -- parts of an efficiency ------------------------------------------------------------------------------------------
+
+NAMES = ("compute", "overhead", "communicate", "bubble", "wait")
+
+
+def test_parts_add_up_to_the_efficiency() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(20):
+        base = dict(zip(NAMES, random.random(5), strict=True))
+        own = {name: seconds + random.random() for name, seconds in base.items()}
+        parts = parts_of_efficiency(own, base)
+        assert tuple(parts) == PARTS
+        assert sum(parts.values()) == pytest.approx(1)
+        assert parts["compute"] == pytest.approx(sum(base.values()) / sum(own.values()))
+        assert parts["smaller products"] == pytest.approx((own["compute"] - base["compute"]) / sum(own.values()))
+
+
+def test_time_that_is_saved_is_subtracted_from_compute() -> None:
+    base, own = dict.fromkeys(NAMES, 0.0), dict.fromkeys(NAMES, 0.0)
+    base |= {"compute": 4.0, "overhead": 1.0}
+    own |= {"compute": 3.0, "overhead": 1.0, "wait": 4.0}
+    parts = parts_of_efficiency(own, base)
+    assert {name: share for name, share in parts.items() if share} == {"compute": 0.5, "wait": 0.5}
+
+
+def test_idle_time_beyond_the_bubble_is_waiting() -> None:
+    assert split_idle(0.69, 0.11) == (0.11, pytest.approx(0.58))
+    assert split_idle(0.05, 0.11) == (0.05, 0)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
+from hybridnn.cost.prediction import Workload
 from hybridnn.cost.prediction.predict import predict
-from hybridnn.cost.prediction.workload import Workload
 from hybridnn.pipeline.schedules.methods import METHODS
 from reference.machines import make_machine
 from reference.ranks import on_nodes

@@ -15,7 +15,7 @@ from hybridnn.checkpoints.writing import checkpoint_writer
 from hybridnn.comm.agreement import broadcast_text
 from hybridnn.comm.open_mpi import cuda_support
 from hybridnn.errors import EnvironmentProblem
-from hybridnn.gpu.transports.staging import DEVICE_BUCKETS, Staging
+from hybridnn.gpu.staging import DEVICE_BUCKETS, Staging
 from hybridnn.training.config import DeviceOptions
 from hybridnn.training.device import TrainingDevice, resolve_device
 from reference.cases import Case, assert_arrays_close, assert_close, data, make_trainer, run

@@ -15,10 +15,10 @@ from hybridnn.comm.mpi import load_mpi_library
 from hybridnn.comm.open_mpi import cuda_support
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.gpu.cupy_kernels import cupy_kernels
+from hybridnn.gpu.device import Device
 from hybridnn.gpu.device_choice import choose_device
+from hybridnn.gpu.nccl import Nccl
 from hybridnn.gpu.setup import TransportFactory, choose_transport
-from hybridnn.gpu.transports.device import Device
-from hybridnn.gpu.transports.nccl import Nccl
 from hybridnn.parallel.grid import ProcessGrid
 from reference.group_calls import CALLS, Case, allreduce
 from reference.stand_in_device import data_of

@@ -17,8 +17,8 @@ from hybridnn.cost.collectives import ALGORITHMS, CommunicationCounts, Rounds, R
 from hybridnn.cost.machine import CollectiveCost, Machine, NetworkLink, Segment
 from hybridnn.cost.machine_file import read_machine
 from hybridnn.cost.plan import plan
+from hybridnn.cost.prediction import Workload
 from hybridnn.cost.prediction.predict import predict
-from hybridnn.cost.prediction.workload import Workload
 from hybridnn.nn.mlp import MLP
 from hybridnn.pipeline.layout import Layout
 from hybridnn_course.answers import Values

@@ -20,9 +20,8 @@ import numpy as np
 from hybridnn.comm.blocks import row_layout
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.comm.transport import Graphs, is_on_host
-from hybridnn.gpu.device_events import is_complete
-from hybridnn.gpu.transports.device import Device
-from hybridnn.gpu.transports.staging import Staging
+from hybridnn.gpu.device import Device, is_complete
+from hybridnn.gpu.staging import Staging
 from hybridnn.nn.kernels import Array
 
 START_SECONDS = 120.0  # time limit for connecting the ranks

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from hybridnn.utils.connections import host_of, open_connections
+from hybridnn.utils.processes import host_of, open_connections
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 

@@ -6,32 +6,28 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from math import isnan
 from pathlib import Path
 from typing import Any
 
 from hybridnn.drawing.figures import figure_bytes
-from hybridnn.runs.quantities import TimeShares
-from hybridnn.study.answer import fastest_layouts
-from hybridnn.study.hardware import host_values
-from hybridnn.study.report_plots import draw_plots
+from hybridnn.runs.quantities import RunFigures
+from hybridnn.study.answer import TIMES, baseline_text, conditions_text, fastest_layouts, warnings_of
+from hybridnn.study.plots import draw_plots
 from hybridnn.study.results import (
-    FOLDER,
     CellResult,
     StudyPoint,
     StudyResults,
-    compared_folders,
-    equal_points,
+    host_values,
     times_as_fast,
 )
-from hybridnn.study.scaling import Comparison, base_ranks, baseline_text, compare_points, warnings_of
-from hybridnn.study.statistics import LEAST_REPEATS, coverage_of_median
+from hybridnn.study.scaling import compare_points
 from hybridnn.utils.files import write_atomically
 
 MISSING = "-"
 THREADS = "threads per rank"
-TIMES = "the median of a run's epochs, without the first if there are more"
+FASTER = "times as fast"
 
 BREAKDOWN = (
     "Shares of the ranks' time. Compute is the parallel efficiency, and the other parts are what it lacks against the "
@@ -39,31 +35,8 @@ BREAKDOWN = (
     "is that of Karp and Flatt."
 )
 
-FOLDERS = "Times as fast: time per epoch in the first folder divided by the time in the named one."
-
-FIGURES = (
-    "ranks",
-    "grid",
-    "threads_per_rank",
-    "nodes",
-    "method",
-    "network",
-    "parameters",
-    "batch_size",
-    "train_samples",
-    "steps_per_epoch",
-    "seconds_per_epoch",
-    "seconds_per_step",
-    "samples_per_second",
-    "bytes_per_step",
-    "metric_name",
-    "metric",
-    "diverged_at",
-    "predicted_seconds_per_epoch",
-    "predicted_seconds_per_step",
-    "prediction_error",
-    "prediction_doubt",
-)
+NO_COLUMNS = {"folder", "data", "shares", "verdict", "conditions", "predicted_bytes_per_step"}
+FIGURES = (*(field.name for field in fields(RunFigures) if field.name not in NO_COLUMNS), "prediction_error")
 """Columns of the CSV that are attributes of `RunFigures`."""
 
 HOSTS = {
@@ -77,24 +50,13 @@ HOSTS = {
 }
 """Column of the CSV, and name in the conditions of the measurement, of the attributes of `Hosts`."""
 
-LATEX = {
-    "\\": r"\textbackslash{}",
-    **{character: f"\\{character}" for character in "&%$#_{}"},
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
-    "²": r"\textsuperscript{2}",
-    "±": r"$\pm$",
-    "×": r"$\times$",
-    "≤": r"$\leq$",
-    "≥": r"$\geq$",
-    "µ": r"$\mu$",
-    "\u2013": "--",
-    "…": r"\ldots{}",
-}
-"""Characters that LaTeX reads in another way or not at all, and what it prints them for."""
+LATEX = str.maketrans(
+    {character: f"\\{character}" for character in "&%$#_{}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}"}
+    | {"<": r"\textless{}", ">": r"\textgreater{}", "±": r"$\pm$", "×": r"$\times$", "≤": r"$\leq$", "≥": r"$\geq$"}
+    | {"µ": r"$\mu$", "²": r"\textsuperscript{2}", "\u2013": "--", "…": r"\ldots{}"}
+)
+"""What LaTeX prints for characters that it reads in another way or not at all."""
 
 NUMBER = re.compile(r"-|[-+]?[0-9][0-9.,e+-]*( .*)?")
 """A number, which may be followed by its interval or deviation, or a missing one."""
@@ -118,11 +80,31 @@ def write_report(results: StudyResults, folder: Path, picture_format: str = "svg
     return [folder / name for name in contents]
 
 
+def report_facts(results: StudyResults) -> dict[str, Any]:
+    """Return what the report says as plain values: points, fastest layouts, verdicts, warnings, unfinished cells."""
+    return {
+        "study": results.manifest.name,
+        "reduced": results.manifest.reduced,
+        "paper": results.manifest.paper,
+        "summary": results.findings.summary,
+        "verdicts": results.findings.verdicts,
+        "fastest": [found.facts for found in fastest_layouts(results)],
+        "speed_ups_against": baseline_text(results),
+        "finished_cells": len(results.cells),
+        "unfinished": [{"id": name, **asdict(state)} for name, state in results.unfinished.items()],
+        "diverged": [cell.id for cell in results.cells if cell.diverged],
+        "warnings": warnings_of(results),
+        "points": point_facts(results),
+    }
+
+
 def point_facts(results: StudyResults) -> list[dict[str, Any]]:
     """Return the points as plain values, with units in the names."""
-    comparisons = compare_points(results)
-    return [
-        {
+    comparisons, ratios = compare_points(results), times_as_fast(results)
+
+    def facts(point: StudyPoint) -> dict[str, Any]:
+        found, shares = comparisons.get(point.id), point.shares
+        return {
             "values": point.values,
             "cells": [cell.id for cell in point.cells],
             "disturbed_cells": [cell.id for cell in point.cells if cell.is_disturbed],
@@ -136,33 +118,25 @@ def point_facts(results: StudyResults) -> list[dict[str, Any]]:
             "seconds_per_epoch": asdict(point.seconds_per_epoch),
             "seconds_per_step": asdict(point.seconds_per_step),
             "predicted_seconds_per_epoch": point.predicted_seconds_per_epoch,
-            **_comparison_facts(comparisons.get(point.cells[0].id)),
-            **_share_facts(point.shares),
+            "speed_up": found and asdict(found.speed_up),
+            "speed_up_against": found and found.base.id,
+            "speed_up_against_ranks": found and found.base.first.ranks,
+            "efficiency": found and asdict(found.efficiency),
+            "serial_fraction": found and found.serial_fraction,
+            "times_as_fast": asdict(ratios[point.id]) if point.id in ratios else None,
+            **{f"{part}_share": share for part, share in shares.parts.items()},
+            "load_balance": shares.load_balance,
+            "communication_efficiency": shares.communication_efficiency,
             "metric_name": point.first.metric_name,
-            "metric": None if point.metric is None else asdict(point.metric),
+            "metric": point.metric and asdict(point.metric),
             "verdict": point.first.verdict.text,
         }
-        for point in results.points
-    ]
+
+    return [facts(point) for point in results.points]
 
 
 def _values_of(cells: Iterable[CellResult], name: str) -> list[str]:
     return sorted({text for cell in cells for text in host_values(cell.run.header, name)})
-
-
-def _comparison_facts(found: Comparison | None) -> dict[str, Any]:
-    return {
-        "speed_up": None if found is None else asdict(found.speed_up),
-        "speed_up_against": None if found is None else found.base.cells[0].id,
-        "speed_up_against_ranks": None if found is None else found.base.first.ranks,
-        "efficiency": None if found is None else asdict(found.efficiency),
-        "serial_fraction": None if found is None else found.serial_fraction,
-    }
-
-
-def _share_facts(shares: TimeShares) -> dict[str, float | None]:
-    facts: dict[str, float | None] = {f"{part}_share": share for part, share in shares.parts.items()}
-    return facts | {name: getattr(shares, name) for name in ("load_balance", "communication_efficiency")}
 
 
 def point_rows(results: StudyResults) -> list[dict[str, str]]:
@@ -173,32 +147,33 @@ def point_rows(results: StudyResults) -> list[dict[str, str]]:
     """
     on_several_nodes = any(cell.figures.nodes > 1 for cell in results.cells)
     is_predicted = any(point.predicted_seconds_per_epoch is not None for point in results.points)
-    comparisons, bases, findings = compare_points(results), base_ranks(results), results.findings
+    comparisons, findings, ratios = compare_points(results), results.findings, times_as_fast(results)
+    several_bases = len({found.base.first.ranks for found in comparisons.values()}) > 1
 
-    def times(point: StudyPoint) -> dict[str, str]:
-        seconds = {"seconds per epoch": point.seconds_per_epoch.format()}
-        if (found := comparisons.get(point.cells[0].id)) is None:
-            return seconds | dict.fromkeys(("speed-up", "efficiency"), MISSING)
-        base = found.base.first.ranks
-        speed_up = found.speed_up.format(".2f") + f" (against {base})" * (len(bases) > 1 and base > 1)
-        # The interval of the efficiency is that of the speed-up, in another unit.
-        return seconds | {"speed-up": speed_up, "efficiency": f"{found.efficiency.value:.2f}"}
+    def row(point: StudyPoint) -> dict[str, str]:
+        found, figures = comparisons.get(point.id), [cell.figures for cell in point.cells]
+        cells = {"ranks": str(point.first.ranks), "grid": point.first.grid}
+        cells[THREADS] = _distinct(sorted({run.threads_per_rank for run in figures}))
+        if on_several_nodes:
+            cells["nodes"] = _distinct(sorted({run.nodes for run in figures}))
+        cells |= _named_values(results, point)
+        if results.is_timed:
+            cells["seconds per epoch"] = point.seconds_per_epoch.format()
+            cells |= dict.fromkeys(("speed-up", "efficiency"), MISSING)
+        if found is not None:
+            base = found.base.first.ranks
+            cells["speed-up"] = found.speed_up.format(".2f") + f" (against {base})" * (several_bases and base > 1)
+            # The interval of the efficiency is that of the speed-up, in another unit.
+            cells["efficiency"] = f"{found.efficiency.value:.2f}"
+        if ratios:
+            cells[FASTER] = ratios[point.id].format(".3f") if point.id in ratios else MISSING
+        if is_predicted:
+            cells["predicted s per epoch"] = _number(point.predicted_seconds_per_epoch, ".4g")
+        cells[results.metric_name] = MISSING if point.metric is None else point.metric.format()
+        cells |= findings.columns.get(point.id, {})
+        return cells | ({"limited by": point.first.verdict.limit} if results.is_timed else {})
 
-    return [
-        {
-            "ranks": str(point.first.ranks),
-            "grid": point.first.grid,
-            THREADS: _distinct(sorted({cell.figures.threads_per_rank for cell in point.cells})),
-            **({"nodes": _distinct(sorted({cell.figures.nodes for cell in point.cells}))} if on_several_nodes else {}),
-            **_named_values(results, point),
-            **(times(point) if results.is_timed else {}),
-            **({"predicted s per epoch": _number(point.predicted_seconds_per_epoch, ".4g")} if is_predicted else {}),
-            results.metric_name: MISSING if point.metric is None else point.metric.format(),
-            **findings.columns.get(point.cells[0].id, {}),
-            **({"limited by": point.first.verdict.limit} if results.is_timed else {}),
-        }
-        for point in findings.points
-    ]
+    return [row(point) for point in findings.points]
 
 
 def _named_values(results: StudyResults, point: StudyPoint) -> dict[str, str]:
@@ -207,54 +182,12 @@ def _named_values(results: StudyResults, point: StudyPoint) -> dict[str, str]:
     return {label: str(point.values.get(label, MISSING)) for label in labels}
 
 
-def further_tables(results: StudyResults) -> list[tuple[str, list[dict[str, str]], str]]:
-    """Title, rows and note of the tables after that of the points, but for those without rows."""
-    tables = [
-        ("Folders side by side", folder_rows(results), FOLDERS),
-        ("Where the time goes", breakdown_rows(results) if results.is_timed else [], BREAKDOWN),
-    ]
-    return [table for table in tables if table[1]]
-
-
-def folder_rows(results: StudyResults) -> list[dict[str, str]]:
-    """The table of equal points of several folders: cells by title; empty for one folder."""
-    folders = compared_folders(results)
-    rows = []
-    for points in equal_points(results):
-        first, ratios = next(iter(points.values())), times_as_fast(points)
-        values = {label: text for label, text in _named_values(results, first).items() if label != FOLDER}
-        row = {"ranks": str(first.first.ranks), "grid": first.first.grid, **values}
-        for folder in folders:
-            seconds = points[folder].seconds_per_epoch.format() if folder in points else MISSING
-            row[f"{folder}: seconds per epoch"] = seconds
-            if folder != folders[0]:
-                row[f"{folder}: times as fast"] = ratios[folder].format(".3f") if folder in ratios else MISSING
-        for folder in folders:
-            metric = points[folder].metric if folder in points else None
-            row[f"{folder}: {results.metric_name}"] = MISSING if metric is None else metric.format()
-        rows.append(row)
-    return rows
-
-
-def folder_facts(results: StudyResults) -> list[dict[str, Any]]:
-    """Return the equal points of several folders as plain values."""
-    return [
-        {
-            "values": {label: value for label, value in point.values.items() if label != FOLDER},
-            "seconds_per_epoch": {folder: asdict(found.seconds_per_epoch) for folder, found in points.items()},
-            "times_as_fast": {folder: asdict(ratio) for folder, ratio in times_as_fast(points).items()},
-        }
-        for points in equal_points(results)
-        for point in [next(iter(points.values()))]
-    ]
-
-
 def breakdown_rows(results: StudyResults) -> list[dict[str, str]]:
     """The table of where the time of the points goes: cells by title; empty where no run has records of its steps."""
     comparisons = compare_points(results)
     rows = []
     for point in results.points:
-        shares, found = point.shares, comparisons.get(point.cells[0].id)
+        shares, found = point.shares, comparisons.get(point.id)
         if found is None or found.parts is None:
             continue
         rows.append(
@@ -293,8 +226,8 @@ def markdown_text(results: StudyResults, captions: Mapping[str, str]) -> str:
     lines += [""] * bool(findings.lines)
     lines += [f"**Warning:** {text}\n" for text in warnings_of(results)]
     lines += [*_table(point_rows(results)), _table_note(results), ""]
-    for title, table, note in further_tables(results):
-        lines += [f"## {title}", "", *_table(table), note, ""]
+    if parts := breakdown_rows(results):
+        lines += ["## Where the time goes", "", *_table(parts), BREAKDOWN, ""]
     lines += [f"![{caption}]({name})\n" for name, caption in captions.items()]
     if results.unfinished:
         lines += [f"Not finished: {len(results.unfinished)} cells ({results.unfinished_counts})", ""]
@@ -309,32 +242,14 @@ def latex_text(results: StudyResults) -> str:
     notes = [*(f"Warning: {text}." for text in warnings_of(results)), _table_note(results)]
     notes = [*(found.text for found in fastest_layouts(results)), *notes]
     tables = [f"% {results.title}: the points of the study\n", latex_table(point_rows(results), notes)]
-    verdicts = [("Verdicts", findings.rows, findings.summary)] if findings.rows else []
-    for title, table, note in [*verdicts, *further_tables(results)]:
-        tables += [f"\n% {title}\n", latex_table(table, [note])]
+    more = {"Verdicts": (findings.rows, findings.summary), "Where the time goes": (breakdown_rows(results), BREAKDOWN)}
+    tables += [f"\n% {title}\n{latex_table(rows, [note])}" for title, (rows, note) in more.items() if rows]
     return "".join(tables)
 
 
 def _table_note(results: StudyResults) -> str:
     times = f" Times are of training alone: {TIMES}." if results.is_timed else ""
     return conditions_text(results) + times
-
-
-def conditions_text(results: StudyResults) -> str:
-    """Return the sentences on what the tables compare, and how: repeats, intervals, base of the speed-ups."""
-    repeated = max(len(point.cells) for point in results.points)
-    seeds = max(len({str(cell.values.get("seed")) for cell in point.cells}) for point in results.points)
-    sentences = [f"Medians of up to {repeated} runs" if repeated > 1 else "Single runs"]
-    if repeated >= LEAST_REPEATS:
-        least = min(number for point in results.points if (number := len(point.cells)) >= LEAST_REPEATS)
-        sentences[0] += f" [{coverage_of_median(least):.0%} confidence interval, bootstrap]"
-    if seeds > 1:
-        means = f"results of the training are means ± standard deviations over up to {seeds} seeds"
-        sentences = [sentences[0], means.capitalize()] if results.is_timed else [means.capitalize()]
-    if results.is_timed:
-        sentences.append(f"Speed-up against {baseline_text(results)}")
-    sentences += filter(None, [results.findings.note])
-    return " ".join(f"{sentence}." for sentence in sentences)
 
 
 def _table(rows: Sequence[Mapping[str, str]]) -> list[str]:
@@ -389,7 +304,7 @@ def _cell_figures(results: StudyResults) -> Iterator[dict[str, Any]]:
     """Figures of the finished cells by column; speed-ups are those of the cell, against the median of the base."""
     comparisons = compare_points(results)
     for point in results.points:
-        found, median = comparisons.get(point.cells[0].id), point.seconds_per_epoch.value
+        found, median = comparisons.get(point.id), point.seconds_per_epoch.value
         for cell in point.cells:
             header, figures = cell.run.header, cell.figures
             last = cell.run.epochs[-1] if cell.run.epochs else None
@@ -437,14 +352,9 @@ def latex_table(rows: Sequence[Mapping[str, str]], notes: Iterable[str] = ()) ->
     lines = [f"\\begin{{tabular}}{{{columns}}}", "\\toprule", _latex_row(rows[0]), "\\midrule"]
     lines += [_latex_row(row.values()) for row in rows]
     lines += ["\\bottomrule", "\\end{tabular}"]
-    lines += [f"\\par\\smallskip{{\\footnotesize {latex_escape(note)}\\par}}" for note in notes]
+    lines += [f"\\par\\smallskip{{\\footnotesize {note.translate(LATEX)}\\par}}" for note in notes]
     return "\n".join(lines) + "\n"
 
 
 def _latex_row(texts: Iterable[str]) -> str:
-    return " & ".join(map(latex_escape, texts)) + r" \\"
-
-
-def latex_escape(text: str) -> str:
-    """Text as LaTeX prints it."""
-    return "".join(LATEX.get(character, character) for character in text)
+    return " & ".join(text.translate(LATEX) for text in texts) + r" \\"

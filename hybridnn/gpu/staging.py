@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from hybridnn.comm.blocks import block_slice, offsets_of, row_layout
 from hybridnn.comm.transport import BucketConfig, Transport, copy_rows, is_on_host
-from hybridnn.gpu.transports.device import Device
+from hybridnn.gpu.device import Device
 from hybridnn.nn.kernels import Array
 
 STAGING_TAG = 32_767  # tag of the messages that a collective consists of: the highest that every MPI library has
@@ -243,12 +243,16 @@ class Staging(Transport):
     def _send(self, transfer: Transfer, array: Array, peer: int, tag: int, *, synchronous: bool = False) -> None:
         send = self._comm.Issend if synchronous else self._comm.Isend
         for piece in self._pieces(array):
-            transfer.stage(piece, partial(send, dest=peer, tag=tag), fetch=ALL, deliver=None)
+            self._add_message(transfer, piece, partial(send, dest=peer, tag=tag), is_sent=True)
 
     def _receive(self, transfer: Transfer, array: Array, peer: int, tag: int) -> None:
         for piece in self._pieces(array):
-            start = partial(self._comm.Irecv, source=peer, tag=tag)
-            # Its pinned memory is free, so it need not wait for the device.
+            self._add_message(transfer, piece, partial(self._comm.Irecv, source=peer, tag=tag), is_sent=False)
+
+    def _add_message(self, transfer: Transfer, piece: Array, start: StartCall, *, is_sent: bool) -> None:
+        if is_sent:
+            transfer.stage(piece, start, fetch=ALL, deliver=None)
+        else:  # its pinned memory is free, so it need not wait for the device
             transfer.stage(piece, start, fetch=None, deliver=piece, in_order=False)
 
     def _block(self, array: Array, rank: int) -> Array:
@@ -283,14 +287,8 @@ class DeviceMpi(Staging):
             self._send(transfer, array, after, STAGING_TAG)
         return [transfer]
 
-    def _send(self, transfer: Transfer, array: Array, peer: int, tag: int, *, synchronous: bool = False) -> None:
-        send = self._comm.Issend if synchronous else self._comm.Isend
-        for piece in self._pieces(array):
-            transfer.pass_on(piece, partial(send, dest=peer, tag=tag))
-
-    def _receive(self, transfer: Transfer, array: Array, peer: int, tag: int) -> None:
-        for piece in self._pieces(array):
-            transfer.pass_on(piece, partial(self._comm.Irecv, source=peer, tag=tag))
+    def _add_message(self, transfer: Transfer, piece: Array, start: StartCall, *, is_sent: bool) -> None:
+        transfer.pass_on(piece, start)
 
     def _pairs(self) -> Iterator[tuple[int, int]]:
         """The ranks to send to and to receive from in each round of an all-gather; a permutation per round."""

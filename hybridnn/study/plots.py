@@ -1,0 +1,443 @@
+"""Plots of studies: scaling, measured beside predicted times, maps of grids, parts of the time, learning curves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hybridnn.drawing.figures import (
+    CHARACTER,
+    COLORS,
+    MUTED,
+    ON_LIGHT,
+    PANEL,
+    PART_COLORS,
+    TEXT,
+    Plots,
+    column_figure,
+    legend_above,
+    plain_ticks,
+    ratio_tick,
+    tidy,
+)
+from hybridnn.runs.run_files import Moment
+from hybridnn.study.answer import baseline_text, fastest_layouts
+from hybridnn.study.results import StudyPoint, StudyResults, point_name
+from hybridnn.study.scaling import (
+    LAYOUT,
+    ScalingLine,
+    alike_points,
+    compare_points,
+    family_of,
+    grid_maps,
+    layout_name,
+    same_training,
+    strong_lines,
+    weak_lines,
+)
+from hybridnn.study.statistics import CONFIDENCE, LEAST_REPEATS, Estimate
+from hybridnn.utils.text import counted
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.container import ErrorbarContainer
+    from matplotlib.figure import Figure
+
+Panel = TypeVar("Panel")
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+PATTERNS = ((5, 4), (1.5, 4), (4, 2.5, 1.5, 2.5), (9, 7), (1, 7), (6, 9), (1, 11))
+DASHES = ("-", *((0, dashes) for dashes in PATTERNS))
+"""Of the lines of a plot, in their order: the lines below one that lies on them can be seen through its gaps."""
+MARKS = ("ideal", "predicted", "disturbed")  # labels that come last in a legend
+ASIDE = 3.5  # typographic points between the places of two lines at one number of ranks: the size of a marker
+
+MOST_MAPS = 6
+MAP = 2.7  # inches, height of a map or of bars, whose labels may be upright
+BARS_INCHES = 2.6  # width of the bars of a breakdown
+
+MOST_CURVES = 16
+MOST_MARKED = 15  # points of a curve that are drawn as dots as well
+LOG_SCALE_RATIO = 50.0  # times that span at least this factor are drawn on a logarithmic axis
+LEAST_R2 = -0.2
+"""Lower end of the axis of R²: smaller values, before the network has learned, would hide the rest of the plot."""
+
+MEASURES: dict[str, Callable[[Moment], float | None]] = {
+    "test accuracy": lambda moment: moment.accuracy,
+    "test R²": lambda moment: moment.r2,
+    "training loss": lambda moment: moment.train_loss,
+}
+
+
+def draw_plots(results: StudyResults) -> Plots:
+    """Draw the plots of a study whose axes vary."""
+    plots: Plots = {}
+    if lines := strong_lines(results):
+        plots |= _draw_strong(results, lines)
+    if lines := weak_lines(results):
+        plots |= _draw_weak(lines)
+    if maps := grid_maps(results):
+        caption = "Milliseconds per epoch of process grids, $P_r$ (model) x $P_c$ (batch) ranks; boxed: the fastest"
+        plots |= _draw_each("grids", caption, maps, _draw_map)
+    if bars := breakdowns_of(results):
+        caption = (
+            f"Where the ranks' time goes, against {baseline_text(results)}: compute is the efficiency, and the other "
+            "parts are what it lacks"
+        )
+        plots |= _draw_each("breakdown", caption, bars, _draw_breakdown)
+    return plots | draw_curves(results, MEASURES, "accuracy") | results.findings.draw()
+
+
+def _draw_each(name: str, caption: str, panels: Mapping[str, Panel], draw: Callable[[str, Panel], Figure]) -> Plots:
+    """Draw the first `MOST_MAPS` panels, whose titles are in their captions too if there are more than one."""
+    shown = list(panels.items())[:MOST_MAPS]
+    more = f" Shown are {MOST_MAPS} of {len(panels)}." if len(panels) > MOST_MAPS else ""
+    return {
+        f"{name}-{number}" if number > 1 else name: (
+            f"{caption}{f'; {title}' * (len(shown) > 1)}.{more}",
+            draw(title, panel),
+        )
+        for number, (title, panel) in enumerate(shown, start=1)
+    }
+
+
+# -- scaling -----------------------------------------------------------------------------------------------------------
+
+Measured = Sequence[tuple[int, Estimate]]
+"""Values of a line by ranks."""
+
+Predicted = Sequence[tuple[int, float]]
+
+
+def _draw_strong(results: StudyResults, lines: Sequence[ScalingLine]) -> Plots:
+    comparisons = compare_points(results)
+    compared = [
+        [(n, found) for n, point in zip(line.ranks, line.points, strict=True) if (found := comparisons.get(point.id))]
+        for line in lines
+    ]
+    speed_ups = [[(ranks, found.speed_up) for ranks, found in line] for line in compared]
+    efficiencies = [[(ranks, found.efficiency) for ranks, found in line] for line in compared]
+    ratios = [_predicted_speed_ups(line) for line in lines]
+    bases = {found.base.first.ranks for line in compared for _, found in line}
+    base, marks, predicted = baseline_text(results), _marks(lines), _predicted(lines)
+
+    label = f"speed-up against {counted(min(bases), 'rank')}" if len(bases) == 1 else "speed-up"
+    most = max(line.ranks[-1] for line in lines)
+    ideal = [([ranks, most], [1, most / ranks]) for ranks in sorted(bases)]
+    speed_up, axes = _draw_scaling(lines, speed_ups, ratios, label, ideal)
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter(ratio_tick)
+    return {
+        "strong_scaling": (
+            "Strong scaling: the same work on more ranks, a line for each family of layouts. Written is the "
+            f"fastest layout{marks}{predicted}.",
+            _draw_strong_times(results, lines),
+        ),
+        "speed_up": (f"Speed-up of strong scaling against {base}{marks}{predicted}; grey: ideal.", speed_up),
+        "efficiency": (
+            f"Efficiency of strong scaling, the speed-up against {base} per rank{marks}; grey: ideal.",
+            _draw_efficiencies(lines, efficiencies),
+        ),
+    }
+
+
+def _draw_strong_times(results: StudyResults, lines: Sequence[ScalingLine]) -> Figure:
+    figure, axes = _draw_times(lines, "seconds per epoch")
+    for point in (found.point for found in fastest_layouts(results)):
+        place = point.first.ranks, point.seconds_per_epoch.value
+        axes.annotate(layout_name(point), place, (-4, -3), textcoords="offset points", ha="right", va="top", size=TEXT)
+    axes.margins(0.12, 0.2)  # room for them
+    axes.set_yscale("log")
+    plain_ticks(axes.yaxis)
+    return figure
+
+
+def _predicted_speed_ups(line: ScalingLine) -> Predicted:
+    first = line.points[0].predicted_seconds_per_epoch
+    return [] if first is None else [(ranks, first / seconds) for ranks, seconds in line.predicted]
+
+
+def _draw_weak(lines: Sequence[ScalingLine]) -> Plots:
+    """Draw times and efficiencies of lines, those of epochs before those of steps."""
+    plots: Plots = {}
+    for unit in ("epoch", "step"):
+        if chosen := [line for line in lines if line.per_step == (unit == "step")]:
+            end = "-steps" if unit == "step" and plots else ""
+            marks = _marks(chosen)
+            figure, axes = _draw_times(chosen, f"seconds per {unit}")
+            _start_at_zero(axes)
+            caption = f"Weak scaling: work that grows with the ranks. Ideal is a level line{marks}{_predicted(chosen)}."
+            plots[f"weak_scaling{end}"] = caption, figure
+            shares = [list(zip(line.ranks, line.weak_efficiency, strict=True)) for line in chosen]
+            caption = f"Efficiency of weak scaling, per {unit}{marks}; grey: ideal."
+            plots[f"weak_efficiency{end}"] = caption, _draw_efficiencies(chosen, shares)
+    return plots
+
+
+def _marks(lines: Sequence[ScalingLine]) -> str:
+    """What bars, crosses and places aside are; empty where no point has one."""
+    texts = {
+        "lines are moved aside, so that none hides another": len(lines) > 1,
+        f"bars: {CONFIDENCE:.0%} confidence intervals of the medians of {LEAST_REPEATS} or more repeated runs": any(
+            found.low is not None for line in lines for found in line.seconds
+        ),
+        "crosses: disturbed by other processes": any(line.disturbed for line in lines),
+    }
+    return "".join(f"; {text}" for text, is_there in texts.items() if is_there)
+
+
+def _predicted(lines: Sequence[ScalingLine]) -> str:
+    """What open markers are; empty where no point has one."""
+    points = [point for line in lines for point in line.points if point.predicted_seconds_per_epoch is not None]
+    doubtful = " from a doubtful machine file" * any(point.first.prediction_doubt for point in points)
+    return f"; open markers: predicted{doubtful}" if points else ""
+
+
+def _draw_times(lines: Sequence[ScalingLine], label: str) -> tuple[Figure, Axes]:
+    """Draw seconds over ranks, and those predicted."""
+    measured = [list(zip(line.ranks, line.seconds, strict=True)) for line in lines]
+    return _draw_scaling(lines, measured, [line.predicted for line in lines], label)
+
+
+def _draw_efficiencies(lines: Sequence[ScalingLine], efficiencies: Sequence[Measured]) -> Figure:
+    figure, axes = _draw_scaling(lines, efficiencies, [()] * len(lines), "efficiency")
+    axes.axhline(1, color=MUTED, linewidth=1)
+    axes.yaxis.set_major_formatter("{x:.0%}")
+    _start_at_zero(axes)
+    return figure
+
+
+def _start_at_zero(axes: Axes) -> None:
+    """Draw the values from 0, with room for the highest marker."""
+    axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
+
+
+def _draw_scaling(
+    lines: Sequence[ScalingLine],
+    measured: Sequence[Measured],
+    predicted: Sequence[Predicted],
+    label: str,
+    ideal: Iterable[tuple[Sequence[float], Sequence[float]]] = (),
+) -> tuple[Figure, Axes]:
+    """Draw values of lines over ranks: with intervals as bars, predictions as open markers, and disturbed ones crossed.
+
+    Of lines that lie on each other every one can be seen: each has its dashes, and its place at the ranks.
+    """
+    from matplotlib.transforms import ScaledTranslation
+
+    figure, (axes,) = column_figure(PANEL)
+    for number, (line, points, expected) in enumerate(zip(lines, measured, predicted, strict=True)):
+        aside = ASIDE / 72 * ((number + 1) // 2) * (1 if number % 2 else -1)  # at the right, the left, further right …
+        place = axes.transData + ScaledTranslation(aside, 0, figure.dpi_scale_trans)
+        # The ninth line has the first colour again, with another marker.
+        marker = MARKERS[(number + number // len(COLORS)) % len(MARKERS)]
+        style = {**_line_style(number), "marker": marker, "markersize": 3.5}
+        drawn = list(_draw_estimates(axes, points, label=line.name, **style).get_children())
+        if expected:
+            style |= {"linestyle": "none", "markerfacecolor": "none", "label": "predicted"}
+            drawn += axes.plot(*zip(*expected, strict=True), **style)
+        if crossed := [(ranks, found.value) for ranks, found in points if ranks in line.disturbed]:
+            cross: dict[str, Any] = {"color": COLORS[-1], "markersize": 7, "zorder": 3, "label": "disturbed"}
+            drawn += axes.plot(*zip(*crossed, strict=True), "x", **cross)
+        for artist in drawn:
+            artist.set_transform(place)
+    for xs, ys in ideal:
+        axes.plot(xs, ys, color=MUTED, linewidth=1, label="ideal")
+    ranks = sorted({count for line in lines for count in line.ranks})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ranks, [str(count) for count in ranks])
+    axes.minorticks_off()
+    axes.set_xlabel("ranks")
+    axes.set_ylabel(label)
+    tidy(axes)
+    draw_legend(figure, [axes])
+    return figure, axes
+
+
+def _draw_estimates(axes: Axes, points: Measured, **style: Any) -> ErrorbarContainer:
+    """Draw values over ranks, with their intervals as bars, where there are any."""
+    values = [found.value for _, found in points]
+    below = [0.0 if found.low is None else found.value - found.low for _, found in points]
+    above = [0.0 if found.high is None else found.high - found.value for _, found in points]
+    bars = [below, above] if any(below) or any(above) else None
+    return axes.errorbar([ranks for ranks, _ in points], values, yerr=bars, capsize=2, **style)
+
+
+def _line_style(number: int) -> dict[str, Any]:
+    """Colour and dashes of a line by its number; of two lines they are never the same."""
+    count = len(COLORS)
+    return {"color": COLORS[number % count], "linestyle": DASHES[(number + number // count) % count], "linewidth": 1.2}
+
+
+def draw_legend(figure: Figure, panels: Iterable[Axes]) -> None:
+    """Explain the lines of some panels, each name once."""
+    shown = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in panels]
+    handles = {str(label): handle for pairs in shown for handle, label in pairs}
+    labels = sorted(handles, key=lambda label: label in MARKS)
+    legend_above(figure, [handles[label] for label in labels], labels)
+
+
+# -- grids and parts of the time ---------------------------------------------------------------------------------------
+
+
+def _draw_map(title: str, grids: Mapping[tuple[int, int], float]) -> Figure:
+    from matplotlib.colors import LogNorm
+
+    figure, (axes,) = column_figure(MAP)
+    batches = sorted({batch for batch, _ in grids})
+    models = sorted({model for _, model in grids})
+    values = [[grids.get((batch, model), math.nan) for model in models] for batch in batches]
+    fastest = min(grids, key=lambda grid: grids[grid])
+    axes.imshow(values, norm=LogNorm(), cmap="Wistia", origin="lower", aspect="auto")  # dark text is legible on it
+    for (batch, model), seconds in grids.items():
+        text = f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:,.0f}"
+        box = {"boxstyle": "round,pad=0.2", "facecolor": "none", "edgecolor": ON_LIGHT}
+        place = models.index(model), batches.index(batch)
+        shown = box if (batch, model) == fastest else None
+        axes.text(*place, text, ha="center", va="center", color=ON_LIGHT, bbox=shown)
+    axes.set_xticks(range(len(models)), [str(model) for model in models])
+    axes.set_yticks(range(len(batches)), [str(batch) for batch in batches])
+    axes.set_xlabel("$P_r$ (model ranks)")
+    axes.set_ylabel("$P_c$ (batch ranks)")
+    axes.set_title(title)
+    tidy(axes, grid=False)
+    return figure
+
+
+def breakdowns_of(results: StudyResults) -> dict[str, dict[str, dict[str, float]]]:
+    """Parts of the ranks' time by the name of a point, for points that differ in their layout, by their other values.
+
+    For each family and number of ranks the fastest layout. Points without the records of their steps or a base have no
+    bar, and fewer than two bars are no breakdown.
+    """
+    comparisons, panels = compare_points(results), {}
+    for points in alike_points(results.points, LAYOUT, lambda point: ()):
+        fastest: dict[tuple[int, str], tuple[str, dict[str, float]]] = {}
+        for point in sorted(points, key=lambda point: (point.first.ranks, point.seconds_per_epoch.value)):
+            if (found := comparisons.get(point.id)) is not None and found.parts is not None:
+                bar = f"{point.first.ranks}\n{layout_name(point)}", found.parts
+                fastest.setdefault((point.first.ranks, family_of(point)), bar)
+        if len(fastest) > 1:
+            panels[point_name(results, points[0], without=LAYOUT)] = dict(fastest.values())
+    return panels
+
+
+def _draw_breakdown(title: str, bars: Mapping[str, Mapping[str, float]]) -> Figure:
+    figure, (axes,) = column_figure(MAP)
+    bottoms = [0.0] * len(bars)
+    for part, color in PART_COLORS.items():
+        heights = [shares[part] for shares in bars.values()]
+        if any(heights):
+            axes.bar(range(len(bars)), heights, 0.7, bottom=bottoms, color=color, label=part)
+        bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
+    longest = max(len(line) for label in bars for line in label.split("\n"))
+    is_level = longest * CHARACTER * len(bars) < BARS_INCHES
+    axes.set_xticks(range(len(bars)), list(bars), rotation=0 if is_level else 90)
+    axes.set_xlabel("ranks, layout")
+    axes.set_ylabel("share of the ranks' time")
+    axes.yaxis.set_major_formatter("{x:.0%}")
+    axes.set_title(title)
+    tidy(axes)
+    draw_legend(figure, [axes])
+    return figure
+
+
+# -- learning curves ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class MedianCurve:
+    """One measure of a point after each evaluation, in epochs from the start: medians over its cells.
+
+    `seconds` are the training time until then, without evaluation.
+    """
+
+    name: str
+    epochs: tuple[float, ...]
+    seconds: tuple[float, ...]
+    values: tuple[float, ...]
+    diverged: int = 0  # cells whose training diverged
+
+
+def curves_of(results: StudyResults, measure: str) -> list[MedianCurve]:
+    """Curves of the points that have the measure, for each training its fastest layout, in the order of the study.
+
+    The points are those that the tables show.
+    """
+    fastest = [
+        min(points, key=lambda point: (not point.is_timed, point.seconds_per_epoch.value))
+        for points in same_training(results.findings.points)
+    ]
+    curves = [_curve(results, point, MEASURES[measure]) for point in fastest]
+    return [curve for curve in curves if curve.epochs]
+
+
+def _curve(results: StudyResults, point: StudyPoint, value: Callable[[Moment], float | None]) -> MedianCurve:
+    runs = [cell.run.moments for cell in point.cells]
+    longest, rows = max(runs, key=len), []
+    for number, moment in enumerate(longest):
+        moments = [run[number] for run in runs if number < len(run)]
+        measured = [known for known in map(value, moments) if known is not None and math.isfinite(known)]
+        if measured:
+            rows.append((moment.epochs, median(moment.seconds for moment in moments), median(measured)))
+    epochs, seconds, values = zip(*rows, strict=True) if rows else ((), (), ())
+    diverged = sum(cell.diverged for cell in point.cells)
+    count = f", {diverged} of {len(point.cells)} diverged" if diverged else ""
+    return MedianCurve(point_name(results, point) + count, epochs, seconds, values, diverged)
+
+
+def draw_curves(results: StudyResults, measures: Iterable[str], name: str) -> Plots:
+    """Draw the first measure that the cells have, over epochs and, in a study of times, over seconds.
+
+    The plots are called `name` and `name`-time; there are none if no run has two moments.
+    """
+    found = ((measure, curves_of(results, measure)) for measure in measures)
+    measure, curves = next(((name, curves) for name, curves in found if curves), ("", []))
+    if not any(len(curve.epochs) > 1 for curve in curves):
+        return {}
+    shown = curves[:MOST_CURVES]
+    more = f" Shown are {MOST_CURVES} of {len(curves)}." if len(curves) > MOST_CURVES else ""
+    title = f"{measure[0].upper()}{measure[1:]} against"
+    grids = ", for each training on its fastest grid" if results.is_timed else ""
+    plots = {name: (f"{title} epochs{grids}.{more}", _draw_curves(shown, measure, "epochs"))}
+    if results.is_timed:
+        plots[f"{name}-time"] = f"{title} time{grids}.{more}", _draw_curves(shown, measure, "seconds")
+    return plots
+
+
+def _draw_curves(curves: Sequence[MedianCurve], measure: str, over: str) -> Figure:
+    """Draw curves over their `epochs` or `seconds`; where a training diverged, the end has a cross."""
+    from matplotlib.ticker import MaxNLocator
+
+    figure, (axes,) = column_figure(PANEL)
+    is_time = over == "seconds"
+    drawn = [(curve.name, getattr(curve, over), curve.values) for curve in curves]
+    draw_lines(axes, drawn, "seconds of training" if is_time else "epoch")
+    moments = [moment for _, xs, _ in drawn for moment in xs]
+    if not is_time:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        for number, curve in enumerate(curves):
+            if curve.diverged:
+                style = _line_style(number) | {"marker": "x", "markersize": 9, "markeredgewidth": 2}
+                axes.plot(curve.epochs[-1:], curve.values[-1:], **style)
+    elif max(moments) > LOG_SCALE_RATIO * min(moments):
+        axes.set_xscale("log")
+        plain_ticks(axes.xaxis)
+    axes.set_ylabel(f"{measure}, mean per sample" if "loss" in measure else measure)
+    tidy(axes)
+    if measure == "test R²" and min(min(curve.values) for curve in curves) < LEAST_R2:
+        axes.set_ylim(LEAST_R2, 1.02)
+    draw_legend(figure, [axes])
+    return figure
+
+
+def draw_lines(axes: Axes, curves: Sequence[tuple[str, Sequence[float], Sequence[float]]], label: str) -> None:
+    """Draw curves of a name, xs and ys, over an axis with a label; each with dashes of its own."""
+    for number, (name, xs, ys) in enumerate(curves):
+        marker = "o" if len(xs) <= MOST_MARKED else ""
+        axes.plot(xs, ys, label=name, marker=marker, markersize=2.5, **_line_style(number))
+    axes.set_xlabel(label)
+    tidy(axes)
