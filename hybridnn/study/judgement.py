@@ -11,9 +11,9 @@ decides, the error of 5 % is divided by their number (Bonferroni).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import exp, hypot, inf, isfinite, isnan, log, nan
+from math import exp, hypot, inf, isfinite, isnan, log, nan, sqrt
 from statistics import fmean
 from typing import Literal
 
@@ -22,6 +22,9 @@ from hybridnn.utils.text import counted
 
 By = Literal["difference", "ratio"]
 Outcome = Literal["agrees", "does not", "cannot be decided"]
+Conclusion = Literal["lower", "higher", "equal", "undecided"]
+
+MOST_DIGITS = 9  # after the point
 
 
 class UndecidedError(Exception):
@@ -40,16 +43,23 @@ class Sample:
         A share has a 0 or a 1 for every seed.
     choices : int
         Number of points of which this one was chosen by its value.
+    step : float
+        Smallest difference between two values, such as one test sample of an accuracy; 0 if there is none.
     """
 
     values: Mapping[str, float]
     kind: Literal["time", "training", "share", "exact"]
     choices: int = 1
+    step: float = 0.0
 
     @property
     def mean(self) -> float:
         """The mean; of times the geometric one."""
-        return _mean(list(self.values.values()), is_factor=self.kind == "time")
+        return _mean(list(self.values.values()), is_factor=self.kind == "time") if self.values else nan
+
+    def scaled(self, factor: float) -> Sample:
+        """The quantity in other units, `factor` times as large."""
+        return replace(self, values={name: factor * value for name, value in self.values.items()})
 
     def over(self, other: Sample, factor: float = 1.0) -> Sample:
         """The ratios to another quantity in the rounds that both have, `factor` times as large."""
@@ -110,7 +120,9 @@ class Contrast:
             found = _share(self.side, self.other, tail)
         else:
             is_factor = self.by == "ratio" or (self.side.kind == "time" and self.other is None)
-            found = mean_with_interval(values, tail, are_factors=is_factor)
+            # Rounding of two values to a step: that some seeds agree does not show that all do.
+            rounding = 0.0 if is_factor else self.side.step / sqrt(6)
+            found = mean_with_interval(values, tail, are_factors=is_factor, least_deviation=rounding)
         return found if is_exact or len(values) >= LEAST_REPEATS else Estimate(found.value)
 
 
@@ -134,71 +146,86 @@ class Judgement:
     estimate : Estimate
         Mean difference to the base, or geometric mean of the ratios to it, with the interval for one of all
         comparisons.
-    conclusion : {"lower", "higher", "equal", "same", "undecided"}
-        ``"equal"``: the interval lies within the margin; ``"same"``: both sides are equal to the bit everywhere.
+    conclusion : {"lower", "higher", "equal", "undecided"}
+        ``"equal"``: the interval lies within the margin.
+    by : {"ratio", "difference"}
+    pairs : tuple of float
+        The differences or ratios.
     reservation : str
         Why nothing can be concluded: too few seeds or rounds, runs that diverged or were disturbed; else empty.
     """
 
     estimate: Estimate
-    conclusion: Literal["lower", "higher", "equal", "same", "undecided"]
+    conclusion: Conclusion
+    by: By
+    pairs: tuple[float, ...]
     reservation: str = ""
+
+    @property
+    def text(self) -> str:
+        """The estimate, with the digits that show on which side of no difference the ends of its interval are."""
+        none, spec, least = (1.0, ".", 2) if self.by == "ratio" else (0.0, "+.", 4)
+        ends = [end for end in (self.estimate.low, self.estimate.high) if end is not None and end != none]
+        digits = next((it for it in range(least, MOST_DIGITS) if none not in [round(end, it) for end in ends]), least)
+        return self.estimate.format(f"{spec}{digits}f")
 
 
 def judge(
-    side: Sample, base: Sample, by: By = "ratio", *, comparisons: int = 1, margin: float = 0.0, disturbed: str = ""
+    side: Sample, base: Sample, by: By = "ratio", *, comparisons: int = 1, margin: float = 0.0, reservation: str = ""
 ) -> Judgement:
     """Compare a quantity with that of a base, and conclude what its interval allows.
 
     Parameters
     ----------
     side, base : Sample
-        Those of their seeds or rounds count that both have.
+        Those of their seeds or rounds count that both have. Without one, their means are compared, and nothing is
+        concluded.
     by : {"ratio", "difference"}
     comparisons : int
         Number of comparisons that are concluded from, of which this is one.
     margin : float
         Largest difference that counts as none, or with ``"ratio"`` its excess over 1.
-    disturbed : str
-        A sentence on runs that were disturbed by other processes, if there are any.
-
-    Raises
-    ------
-    UndecidedError
-        No seed or round is common.
+    reservation : str
+        Why nothing is concluded, such as runs that were disturbed by other processes.
     """
+    none, unit = 1.0 if by == "ratio" else 0.0, "round" if side.kind == "time" else "seed"
     common = [name for name in side.values if name in base.values]
     if not common:
-        raise UndecidedError("no seed or repeat is common")
-    first, second = (Sample({name: sample.values[name] for name in common}, sample.kind) for sample in (side, base))
-    if side.kind == "training" and first.values == second.values:
-        return Judgement(Estimate(1.0 if by == "ratio" else 0.0), "same")
-    estimate, none = Contrast(first, second, by).estimate(comparisons), 1.0 if by == "ratio" else 0.0
-    if disturbed or estimate.low is None or estimate.high is None:
-        number = counted(len(common), "round" if side.kind == "time" else "seed")
-        why = "some runs diverged" if len(common) >= LEAST_REPEATS else f"{number} cannot show a difference"
-        return Judgement(estimate, "undecided", disturbed or why)
+        means = _ratio(side.mean, base.mean) if by == "ratio" else side.mean - base.mean
+        return Judgement(Estimate(means), "undecided", by, (), reservation or f"no {unit} is common")
+    first, second = (replace(it, values={name: it.values[name] for name in common}) for it in (side, base))
+    contrast = Contrast(first, second, by)
+    estimate = contrast.estimate(comparisons)
+    conclusion: Conclusion = "undecided"
     least = 1 / (1 + margin) if by == "ratio" else -margin
-    if margin and decide(estimate, least, none + margin) == "agrees":
-        return Judgement(estimate, "equal")
-    if none < estimate.low or estimate.high < none:
-        return Judgement(estimate, "higher" if none < estimate.low else "lower")
-    return Judgement(estimate, "undecided")
+    if estimate.low is None or estimate.high is None:
+        few = f"{counted(len(common), unit)} cannot show a difference"
+        reservation = reservation or (few if len(common) < LEAST_REPEATS else "some runs diverged")
+    elif not reservation:
+        if margin and decide(estimate, least, none + margin) == "agrees":
+            conclusion = "equal"
+        elif not estimate.low <= none <= estimate.high:
+            conclusion = "higher" if estimate.low > none else "lower"
+    return Judgement(estimate, conclusion, by, tuple(contrast.values), reservation)
 
 
-def fastest_of(
-    layouts: Sequence[Sample], margin: float = 0.0, disturbed: str = ""
-) -> tuple[int, list[tuple[int, Judgement]]]:
+def common_rounds(layouts: Sequence[Sample]) -> list[str]:
+    """The rounds that all layouts have."""
+    return [name for name in layouts[0].values if all(name in layout.values for layout in layouts)]
+
+
+def fastest_of(layouts: Sequence[Sample], reservation: str = "") -> tuple[int, list[tuple[int, Judgement]]]:
     """The index of the layout of the least time, and the others by their time, each compared with it.
 
-    Times are those of the rounds that all have, or, without such a round, all of each. The first is the fastest if
-    every other one takes longer by its interval. As this needs every comparison, none is corrected for their number:
-    of layouts that are equally fast, one is called the fastest in at most 5 % of studies.
+    Times are those of the rounds that all have; without such a round, nothing is concluded from all of each. The first
+    is the fastest if every other one takes longer by its interval. As this needs every comparison, none is corrected
+    for their number: of layouts that are equally fast, one is called the fastest in at most 5 % of studies.
     """
-    common = [name for name in layouts[0].values if all(name in layout.values for layout in layouts)]
-    counted_in = [Sample({name: layout.values[name] for name in common or layout.values}, "time") for layout in layouts]
+    common = common_rounds(layouts)
+    reservation = reservation or ("" if common else "no round has all layouts")
+    counted_in = [replace(it, values={name: it.values[name] for name in common or it.values}) for it in layouts]
     best, *others = sorted(range(len(layouts)), key=lambda index: counted_in[index].mean)
-    return best, [(at, judge(counted_in[at], counted_in[best], margin=margin, disturbed=disturbed)) for at in others]
+    return best, [(at, judge(counted_in[at], counted_in[best], reservation=reservation)) for at in others]
 
 
 def _difference(value: float, other: float) -> float:

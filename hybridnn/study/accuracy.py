@@ -1,0 +1,158 @@
+"""Does it cost accuracy? Trainings of a study compared with its baseline, seed by seed."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hybridnn.study.judgement import Judgement, judge
+from hybridnn.study.results import StudyPoint, StudyResults, point_name
+from hybridnn.study.scaling import base_of
+from hybridnn.study.statistics import CONFIDENCE
+from hybridnn.utils.text import counted, joined
+
+
+@dataclass(frozen=True)
+class ComparedTraining:
+    """Points of one training, whose records are equal to the bit, compared with the base.
+
+    `last` is the difference of the metric after the last epoch, from which is concluded, and `best` that of the best
+    metric; both have the interval of one of all `comparisons` of the study. They are None where the training is that of
+    the base. `names` are the values of the axes in which the points differ from the base, and `group` those of others.
+    """
+
+    base: StudyPoint
+    points: tuple[StudyPoint, ...]
+    group: str
+    base_name: str
+    names: tuple[str, ...]
+    last: Judgement | None
+    best: Judgement | None
+    margin: float | None
+    comparisons: int
+
+    @property
+    def conclusion(self) -> str:
+        """What the interval allows to be said, for a table."""
+        if self.last is None:
+            return "the same training"
+        texts = {"equal": "costs nothing", "lower": "costs accuracy", "higher": "higher", "undecided": "undecided"}
+        return self.last.reservation or texts[self.last.conclusion]
+
+    @property
+    def text(self) -> str:
+        """A sentence on the difference to the base."""
+        names, base, metric = joined(self.names), self.base_name, self.base.first.metric_name
+        group, s = f"{self.group}: " * bool(self.group), "s" * (len(self.names) == 1)
+        if self.last is None:
+            return f"{group}{names} train{s} as {base}, to the bit."
+        names += ", the same training to the bit," * (not s)
+        quantity, margin = metric.removeprefix("test "), f"the margin of {self.margin}"
+        found = f"{metric} {self.last.text} over {counted(len(self.last.pairs), 'seed')}"
+        said = {
+            "equal": f"{names} cost{s} nothing against {base}: {found}, within {margin}",
+            "lower": f"{names} cost{s} {quantity} against {base}: {found}",
+            "higher": f"{names} {'has' if s else 'have'} a higher {quantity} than {base}: {found}",
+            "undecided": f"No difference of {names} to {base} can be told: {found}"
+            + f", which is not wholly within {margin}" * (self.margin is not None),
+        }[self.last.conclusion]
+        if self.last.reservation:
+            said = f"{self.last.reservation}, so nothing is concluded on {names} against {base}: {found}"
+        return f"{group}{said}."
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Plain values."""
+        judged = {"last": self.last, "best": self.best}
+        return {
+            "points": [point.id for point in self.points],
+            "against": self.base.id,
+            "metric": self.base.first.metric_name,
+            "margin": self.margin,
+            "comparisons": self.comparisons,
+            "conclusion": self.conclusion,
+            "seeds": 0 if self.last is None else len(self.last.pairs),
+            **{f"{name}_difference": found and vars(found.estimate) for name, found in judged.items()},
+            "text": self.text,
+        }
+
+
+def compare_trainings(results: StudyResults) -> list[ComparedTraining]:
+    """Compare the metrics of a study of trainings with those of its baseline; none without a baseline or a metric.
+
+    Trainings are equal to the bit where all losses and metrics of all seeds are; they are one comparison. What the
+    statements of a study conclude is not concluded here too.
+    """
+    manifest, points = results.manifest, results.findings.points
+    has_metric = any(point.metric is not None for point in points)
+    if not has_metric or manifest.compares != "training" or not manifest.baseline:
+        return []
+    if "statements" in manifest.conclusions:
+        return []
+    found: dict[tuple[str, Hashable], tuple[StudyPoint, list[StudyPoint]]] = {}
+    for point in points:
+        base = base_of(results, point, points)
+        if base is not None and base is not point:
+            found.setdefault((base.id, _records(point)), (base, []))[1].append(point)
+    number = sum(_records(base) != records for (_, records), (base, _) in found.items())
+    return [_compared(results, base, equal, number) for base, equal in found.values()]
+
+
+def _compared(
+    results: StudyResults, base: StudyPoint, points: Sequence[StudyPoint], comparisons: int
+) -> ComparedTraining:
+    differing = [label for label in base.values if any(base.values[label] != it.values[label] for it in points)]
+    base_name, *names = (" ".join(str(it.values[label]) for label in differing) for it in (base, *points))
+    group, margin = point_name(results, base, without=differing), results.manifest.margin
+    cells = [cell for point in (points[0], base) for cell in point.cells]
+    diverged = sum(cell.diverged for cell in cells)
+    reservation = f"{diverged} of {counted(len(cells), 'run')} diverged" * (diverged > 0)
+
+    def judged(*, best: bool) -> Judgement:
+        side, other = (point.metrics(best=best) for point in (points[0], base))
+        within = margin or 0.0
+        return judge(side, other, "difference", comparisons=comparisons, margin=within, reservation=reservation)
+
+    is_same = _records(points[0]) == _records(base)
+    last, best = (None if is_same else judged(best=is_best) for is_best in (False, True))
+    group = "" if group == results.manifest.name else group
+    return ComparedTraining(base, tuple(points), group, base_name, tuple(names), last, best, margin, comparisons)
+
+
+def _records(point: StudyPoint) -> Hashable:
+    """All losses and metrics of a point, by seed."""
+    cells = [(str(cell.values.get("seed")), cell.figures.diverged_at, cell.run.epochs) for cell in point.cells]
+    return tuple((*cell, *((it.train_loss, it.validation_loss, it.metric) for it in epochs)) for *cell, epochs in cells)
+
+
+def accuracy_rows(results: StudyResults) -> list[dict[str, str]]:
+    """The table of compared trainings: cells by title, a row for every point, those of the baseline first."""
+    found = {point.id: training for training in compare_trainings(results) for point in training.points}
+    bases = {training.base.id: training.base for training in found.values()}
+    points = [*bases.values(), *(point for training in found.values() for point in training.points)]
+    rows = []
+    for point in dict.fromkeys(points):
+        training, header = found.get(point.id), point.cells[0].run.header
+        last, best = (training.last, training.best) if training is not None else (None, None)
+        rows.append(
+            {label: str(point.values[label]) for label in results.varying if label in point.values}
+            | {point.first.metric_name: "-" if point.metric is None else point.metric.format()}
+            | {"difference": "-" if last is None else last.text, "of the best": "-" if best is None else best.text}
+            | {"mean staleness": "-" if header.mean_staleness is None else f"{header.mean_staleness:.3g}"}
+            | {"optimizer": header.optimizer, "conclusion": training.conclusion if training else "the baseline"}
+        )
+    return rows
+
+
+def accuracy_note(results: StudyResults) -> str:
+    """Sentences below that table: what its columns and intervals are."""
+    found = compare_trainings(results)[0]
+    number, within = counted(max(1, found.comparisons), "comparison"), ""
+    if found.margin is not None:
+        within = f" *Costs nothing*: the interval lies within the margin of {found.margin} of the study file."
+    return (
+        "± is the standard deviation, the spread over the seeds and not an error of the mean. *Difference*: mean of "
+        f"those to the baseline, seed by seed, after the last epoch [{CONFIDENCE:.0%} confidence interval of all "
+        f"{number}, Student's t]. *Of the best*: the same of the best epochs.{within}"
+    )
