@@ -132,7 +132,7 @@ def accuracy_rows(results: StudyResults) -> list[dict[str, str]]:
     bases = {training.base.id: training.base for training in found.values()}
     points = [*bases.values(), *(point for training in found.values() for point in training.points)]
     rows = []
-    for point in dict.fromkeys(points):
+    for point in {point.id: point for point in points}.values():
         training, header = found.get(point.id), point.cells[0].run.header
         last, best = (training.last, training.best) if training is not None else (None, None)
         rows.append(

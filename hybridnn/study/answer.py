@@ -86,7 +86,7 @@ class Fastest:
 
     def _against_base(self) -> str:
         found = self.comparison
-        if found is None or found.base is self.point:
+        if found is None or found.base.first.ranks == self.point.first.ranks:
             return "."
         base, ratio = counted(found.base.first.ranks, "rank"), f"{found.judged.text} times as fast"
         if found.judged.reservation:

@@ -64,7 +64,7 @@ BARS_INCHES = 2.6  # width of the bars of a breakdown
 MOST_CURVES = 16
 BAND = 0.15  # opacity
 ROW = 0.35  # inches, height of a difference
-SEEDS_BELOW = 0.25  # rows
+SEEDS_BELOW, SEED_ROW = 0.2, 0.06  # of rows, from a mean to the first seed and between two seeds
 MOST_MARKED = 15  # points of a curve that are drawn as dots as well
 LOG_SCALE_RATIO = 50.0  # times that span at least this factor are drawn on a logarithmic axis
 LEAST_R2 = -0.2
@@ -461,13 +461,15 @@ def _draw_differences(compared: Sequence[ComparedTraining]) -> Plots:
         assert found.last is not None
         estimate, line = found.last.estimate, _line_style(0)
         _draw_estimates(axes, [(place, estimate)], along="x", marker="o", markersize=3.5, **line)
-        axes.plot(found.last.pairs, [place - SEEDS_BELOW] * len(found.last.pairs), "|", color=MUTED, markersize=4)
+        below = [place - SEEDS_BELOW - SEED_ROW * number for number in range(len(found.last.pairs))]
+        axes.plot(found.last.pairs, below, ".", color=MUTED, markersize=3)
         names.append("\n".join(filter(None, [found.group, *found.names])))
     if margin is not None:
         axes.axvspan(-margin, margin, color=GRID, alpha=0.6, linewidth=0)
     axes.axvline(0, color=MUTED, linewidth=1)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(-0.6, len(names) - 0.4)
+    axes.locator_params(axis="x", nbins=5)
     metric, bases = compared[0].base.first.metric_name, {found.base_name for found in compared}
     axes.set_xlabel(f"{metric}, difference to {bases.pop() if len(bases) == 1 else 'the baseline'}")
     tidy(axes)
