@@ -12,6 +12,8 @@ from hybridnn.study.scaling import base_of
 from hybridnn.study.statistics import CONFIDENCE
 from hybridnn.utils.text import counted, joined
 
+CONCLUSIONS = {"equal": "costs nothing", "lower": "costs accuracy", "higher": "higher", "undecided": "undecided"}
+
 
 @dataclass(frozen=True)
 class ComparedTraining:
@@ -35,10 +37,7 @@ class ComparedTraining:
     @property
     def conclusion(self) -> str:
         """What the interval allows to be said, for a table."""
-        if self.last is None:
-            return "the same training"
-        texts = {"equal": "costs nothing", "lower": "costs accuracy", "higher": "higher", "undecided": "undecided"}
-        return self.last.reservation or texts[self.last.conclusion]
+        return "the same training" if self.last is None else self.last.reservation or CONCLUSIONS[self.last.conclusion]
 
     @property
     def text(self) -> str:
@@ -64,17 +63,14 @@ class ComparedTraining:
     @property
     def facts(self) -> dict[str, Any]:
         """Plain values."""
-        judged = {"last": self.last, "best": self.best}
         return {
             "points": [point.id for point in self.points],
             "against": self.base.id,
             "metric": self.base.first.metric_name,
-            "margin": self.margin,
-            "comparisons": self.comparisons,
-            "conclusion": self.conclusion,
+            **{name: getattr(self, name) for name in ("margin", "comparisons", "conclusion", "text")},
             "seeds": 0 if self.last is None else len(self.last.pairs),
-            **{f"{name}_difference": found and vars(found.estimate) for name, found in judged.items()},
-            "text": self.text,
+            "last_difference": self.last and vars(self.last.estimate),
+            "best_difference": self.best and vars(self.best.estimate),
         }
 
 
@@ -85,13 +81,10 @@ def compare_trainings(results: StudyResults) -> list[ComparedTraining]:
     statements of a study conclude is not concluded here too.
     """
     manifest, points = results.manifest, results.findings.points
+    is_asked = manifest.compares == "training" and manifest.baseline and "statements" not in manifest.conclusions
     has_metric = any(point.metric is not None for point in points)
-    if not has_metric or manifest.compares != "training" or not manifest.baseline:
-        return []
-    if "statements" in manifest.conclusions:
-        return []
     found: dict[tuple[str, Hashable], tuple[StudyPoint, list[StudyPoint]]] = {}
-    for point in points:
+    for point in points if is_asked and has_metric else ():
         base = base_of(results, point, points)
         if base is not None and base is not point:
             found.setdefault((base.id, _records(point)), (base, []))[1].append(point)
@@ -105,19 +98,19 @@ def _compared(
     differing = [label for label in base.values if any(base.values[label] != it.values[label] for it in points)]
     base_name, *names = (" ".join(str(it.values[label]) for label in differing) for it in (base, *points))
     group, margin = point_name(results, base, without=differing), results.manifest.margin
-    cells = [cell for point in (points[0], base) for cell in point.cells]
+    cells = [*points[0].cells, *base.cells]
     diverged = sum(cell.diverged for cell in cells)
-    reservation = f"{diverged} of {counted(len(cells), 'run')} diverged" * (diverged > 0)
+    doubt = f"{diverged} of {counted(len(cells), 'run')} diverged" * (diverged > 0)
 
-    def judged(*, best: bool) -> Judgement:
-        side, other = (point.metrics(best=best) for point in (points[0], base))
-        within = margin or 0.0
-        return judge(side, other, "difference", comparisons=comparisons, margin=within, reservation=reservation)
+    def judged(*, best: bool) -> Judgement | None:
+        if _records(points[0]) == _records(base):
+            return None
+        side, other, within = points[0].metrics(best=best), base.metrics(best=best), margin or 0.0
+        return judge(side, other, "difference", comparisons=comparisons, margin=within, reservation=doubt)
 
-    is_same = _records(points[0]) == _records(base)
-    last, best = (None if is_same else judged(best=is_best) for is_best in (False, True))
     group = "" if group == results.manifest.name else group
-    return ComparedTraining(base, tuple(points), group, base_name, tuple(names), last, best, margin, comparisons)
+    differences = judged(best=False), judged(best=True)
+    return ComparedTraining(base, tuple(points), group, base_name, tuple(names), *differences, margin, comparisons)
 
 
 def _records(point: StudyPoint) -> Hashable:
@@ -129,10 +122,10 @@ def _records(point: StudyPoint) -> Hashable:
 def accuracy_rows(results: StudyResults) -> list[dict[str, str]]:
     """The table of compared trainings: cells by title, a row for every point, those of the baseline first."""
     found = {point.id: training for training in compare_trainings(results) for point in training.points}
-    bases = {training.base.id: training.base for training in found.values()}
-    points = [*bases.values(), *(point for training in found.values() for point in training.points)]
+    bases = {training.base.id for training in found.values()}
+    points = [point for point in results.points if point.id in bases]
     rows = []
-    for point in {point.id: point for point in points}.values():
+    for point in points + [point for point in results.points if point.id in found.keys() - bases]:
         training, header = found.get(point.id), point.cells[0].run.header
         last, best = (training.last, training.best) if training is not None else (None, None)
         rows.append(
@@ -145,14 +138,11 @@ def accuracy_rows(results: StudyResults) -> list[dict[str, str]]:
     return rows
 
 
-def accuracy_note(results: StudyResults) -> str:
+def accuracy_note(found: ComparedTraining) -> str:
     """Sentences below that table: what its columns and intervals are."""
-    found = compare_trainings(results)[0]
-    number, within = counted(max(1, found.comparisons), "comparison"), ""
-    if found.margin is not None:
-        within = f" *Costs nothing*: the interval lies within the margin of {found.margin} of the study file."
+    within = f"the interval lies within the margin of {found.margin} of the study file"
     return (
-        "± is the standard deviation, the spread over the seeds and not an error of the mean. *Difference*: mean of "
+        "± is the standard deviation, the spread over the seeds and not an error of the mean. Difference: mean of "
         f"those to the baseline, seed by seed, after the last epoch [{CONFIDENCE:.0%} confidence interval of all "
-        f"{number}, Student's t]. *Of the best*: the same of the best epochs.{within}"
-    )
+        f"{counted(found.comparisons, 'comparison')}, Student's t]. Of the best: the same of the best epochs."
+    ) + f" Costs nothing: {within}." * (found.margin is not None)

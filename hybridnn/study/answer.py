@@ -14,7 +14,7 @@ from hybridnn.runs.records import RunHeader
 from hybridnn.runs.run_files import RunRecord
 from hybridnn.study.accuracy import compare_trainings
 from hybridnn.study.cells import Cell
-from hybridnn.study.judgement import Judgement, common_rounds, fastest_of
+from hybridnn.study.judgement import Judgement, fastest_of
 from hybridnn.study.results import StudyPoint, StudyResults, host_values, point_name, times_as_fast
 from hybridnn.study.scaling import (
     LAYOUT,
@@ -52,8 +52,8 @@ CONDITIONS: Mapping[str, Callable[[RunHeader], str]] = {
 class Fastest:
     """The layout of the least time of several of a number of ranks, for one value of all other axes.
 
-    `others` are the other layouts, by their time, each compared with it in the rounds that all have; `seconds` are its
-    own in these. `predicted` is the first choice of the model, None without predictions of all layouts, `comparison`
+    `others` are the other layouts, by their time, each compared with it in the rounds that all have, of which `seconds`
+    are its own. `predicted` is the first choice of the model, None without predictions of all layouts, `comparison`
     that with the base, and `reservation` the reason why nothing is concluded, if there is one.
     """
 
@@ -143,8 +143,8 @@ def fastest_layouts(results: StudyResults) -> list[Fastest]:
 def _fastest(results: StudyResults, points: Sequence[StudyPoint], comparisons: dict[str, Comparison]) -> Fastest:
     compared = {point.id: point for point in points}
     compared |= {found.base.id: found.base for point in points if (found := comparisons.get(point.id))}
-    best, others = fastest_of([point.times for point in points], disturbed_text(compared.values()))
-    point, rounds = points[best], common_rounds([point.times for point in points])
+    best, others, rounds = fastest_of([point.times for point in points], disturbed_text(compared.values()))
+    point = points[best]
     own = median_of([point.times.values[name] for name in rounds] or point.epoch_times)
     which = f" in the {counted(len(rounds), 'round')} of all" * (0 < len(rounds) < len(point.epoch_times))
     name = point_name(results, point, without=LAYOUT)

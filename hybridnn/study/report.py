@@ -29,6 +29,7 @@ from hybridnn.utils.files import write_atomically
 MISSING = "-"
 THREADS = "threads per rank"
 FASTER = "times as fast"
+ACCURACY = "Does it cost accuracy?"
 
 BREAKDOWN = (
     "Shares of the ranks' time. Compute is the parallel efficiency, and the other parts are what it lacks against the "
@@ -228,8 +229,8 @@ def markdown_text(results: StudyResults, captions: Mapping[str, str]) -> str:
     lines += [""] * bool(findings.lines)
     lines += [f"**Warning:** {text}\n" for text in warnings_of(results)]
     lines += [*_table(point_rows(results)), _table_note(results), ""]
-    if compared := accuracy_rows(results):
-        lines += ["## Does it cost accuracy?", "", *_table(compared), accuracy_note(results), ""]
+    if compared := compare_trainings(results):
+        lines += [f"## {ACCURACY}", "", *_table(accuracy_rows(results)), accuracy_note(compared[0]), ""]
     if parts := breakdown_rows(results):
         lines += ["## Where the time goes", "", *_table(parts), BREAKDOWN, ""]
     lines += [f"![{caption}]({name})\n" for name, caption in captions.items()]
@@ -247,8 +248,8 @@ def latex_text(results: StudyResults) -> str:
     notes = [*answers_of(results), *notes]
     tables = [f"% {results.title}: the points of the study\n", latex_table(point_rows(results), notes)]
     more = {"Verdicts": (findings.rows, findings.summary), "Where the time goes": (breakdown_rows(results), BREAKDOWN)}
-    if compared := accuracy_rows(results):
-        more["Does it cost accuracy?"] = compared, accuracy_note(results).replace("*", "")
+    if compared := compare_trainings(results):
+        more[ACCURACY] = accuracy_rows(results), accuracy_note(compared[0])
     tables += [f"\n% {title}\n{latex_table(rows, [note])}" for title, (rows, note) in more.items() if rows]
     return "".join(tables)
 
