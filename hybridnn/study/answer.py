@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hybridnn.comm.hosts import MOST_DISTURBANCE, processor_name
@@ -23,9 +23,10 @@ from hybridnn.study.scaling import (
     ScalingGroup,
     alike_points,
     compare_points,
+    compare_with,
     layout_name,
 )
-from hybridnn.study.statistics import CONFIDENCE, LEAST_REPEATS, coverage_of_median, median_of
+from hybridnn.study.statistics import CONFIDENCE, LEAST_REPEATS, coverage_of_median
 from hybridnn.utils.text import counted, joined
 
 LEAST_LOSS = 0.01  # share of the ranks' time from which on a part is named
@@ -144,18 +145,18 @@ def _fastest(results: StudyResults, points: Sequence[StudyPoint], comparisons: d
     compared = {point.id: point for point in points}
     compared |= {found.base.id: found.base for point in points if (found := comparisons.get(point.id))}
     best, others, rounds = fastest_of([point.times for point in points], disturbed_text(compared.values()))
-    point = points[best]
-    own = median_of([point.times.values[name] for name in rounds] or point.epoch_times)
-    which = f" in the {counted(len(rounds), 'round')} of all" * (0 < len(rounds) < len(point.epoch_times))
+    point, found = points[best], comparisons.get(points[best].id)
+    own = replace(point, cells=tuple(cell for cell in point.cells if not rounds or cell.round in rounds))
+    which = f" in the {counted(len(rounds), 'round')} of all" * (len(own.cells) < len(point.cells))
     name = point_name(results, point, without=LAYOUT)
     said = {point.predicted_seconds_per_epoch: point for point in points}
     return Fastest(
         "" if name == results.manifest.name else name,
         point,
-        f"{own.format()} s per epoch{which}",
+        f"{own.seconds_per_epoch.format()} s per epoch{which}",
         tuple((points[at], found) for at, found in others),
         None if None in said else said[min(seconds for seconds in said if seconds is not None)],
-        comparisons.get(point.id),
+        None if found is None else compare_with(own, found.base),
         others[0][1].reservation,
     )
 

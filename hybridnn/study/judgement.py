@@ -167,8 +167,8 @@ class Judgement:
         none, spec, least = (1.0, ".", 2) if self.by == "ratio" else (0.0, "+.", 4)
         ends = [end for end in (self.estimate.low, self.estimate.high) if end is not None and end != none]
         digits = next((it for it in range(least, MOST_DIGITS) if none not in [round(end, it) for end in ends]), least)
-        numbers = (None if it is None else round(it, digits) + 0.0 for it in vars(self.estimate).values())  # no -0
-        return Estimate(*numbers).format(f"{spec}{digits}f")
+        value = round(self.estimate.value, digits) + 0.0  # no -0
+        return replace(self.estimate, value=value).format(f"{spec}{digits}f")
 
 
 def judge(

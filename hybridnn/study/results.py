@@ -51,6 +51,11 @@ class CellResult:
         return {label: value for label, value in self.values.items() if label not in REPEATED}
 
     @property
+    def round(self) -> str:
+        """Repeat and seed: cells of one round run one after another."""
+        return " ".join(str(self.values.get(name)) for name in REPEATED)
+
+    @property
     def diverged(self) -> bool:
         """Whether the loss or the weights became infinite or NaN."""
         return self.run.diverged is not None
@@ -87,7 +92,7 @@ class StudyPoint:
     @property
     def times(self) -> Sample:
         """Seconds per epoch of the cells that have times, by their repeat and seed: by round."""
-        timed = {_round(cell): cell.figures.seconds_per_epoch for cell in self.cells if cell.is_timed}
+        timed = {cell.round: cell.figures.seconds_per_epoch for cell in self.cells if cell.is_timed}
         return Sample(timed, "time")
 
     @property
@@ -319,10 +324,6 @@ def times_as_fast(results: StudyResults) -> dict[str, Estimate]:
             if (first := firsts.setdefault(key, point)) is not point:
                 found[point.id] = judge(first.times, point.times).estimate
     return found
-
-
-def _round(cell: CellResult) -> str:
-    return " ".join(str(cell.values.get(name)) for name in REPEATED)
 
 
 def host_values(header: RunHeader, name: str) -> list[str]:

@@ -60,7 +60,7 @@ def compare_points(results: StudyResults) -> dict[str, Comparison]:
     found = {}
     for point in results.timed:
         if (base := base_of(results, point, results.timed)) is not None:
-            found[point.id] = _compare(point, base)
+            found[point.id] = compare_with(point, base)
     return found
 
 
@@ -84,7 +84,8 @@ def base_of(results: StudyResults, point: StudyPoint, among: Sequence[StudyPoint
     return min(candidates, key=rank, default=None)
 
 
-def _compare(point: StudyPoint, base: StudyPoint) -> Comparison:
+def compare_with(point: StudyPoint, base: StudyPoint) -> Comparison:
+    """Compare a point with a base."""
     ranks = point.first.ranks / base.first.ranks
     samples = point.first.train_samples / base.first.train_samples
     judged = judge(base.times.scaled(samples), point.times)
@@ -115,7 +116,7 @@ class ScalingGroup:
     @property
     def comparisons(self) -> list[Comparison]:
         """The points compared with the base."""
-        return [_compare(point, self.base) for point in self.points]
+        return [compare_with(point, self.base) for point in self.points]
 
 
 def group_runs(runs: Sequence[RunRecord]) -> list[ScalingGroup]:

@@ -140,3 +140,21 @@ def test_the_fastest_is_chosen_in_the_rounds_that_all_have() -> None:
     best, ((other, found),), rounds = fastest_of([first, second])
     assert (best, other, found.conclusion, rounds) == (1, 0, "higher", ["0", "1", "2"])
     assert (found.estimate.low or 0) > 1
+
+
+@pytest.mark.parametrize(
+    ("found", "by", "expected"),
+    [
+        (Estimate(1.06, 1.0045, 1.11), "ratio", "1.060 [1.004, 1.110]"),
+        (Estimate(1.06, 0.97, 1.11), "ratio", "1.06 [0.97, 1.11]"),
+        (Estimate(1.0, 1.0, 1.0), "ratio", "1.00 [1.00, 1.00]"),
+        (Estimate(-1e-17, -0.001, 0.001), "difference", "+0.0000 [-0.0010, +0.0010]"),
+        (Estimate(0.01, 0.00002, 0.02), "difference", "+0.01000 [+0.00002, +0.02000]"),
+        (Estimate(0.01), "difference", "+0.0100"),
+        (Estimate(float("nan")), "difference", "-"),
+    ],
+)
+def test_printed_ends_of_an_interval_are_on_their_side_of_no_difference(
+    found: Estimate, by: Literal["ratio", "difference"], expected: str
+) -> None:
+    assert Judgement(found, "undecided", by, ()).text == expected
