@@ -138,13 +138,16 @@ def fastest_layouts(results: StudyResults) -> list[Fastest]:
     comparisons = compare_points(results)
     alike = alike_points(results.timed, constant=lambda p: (p.first.train_samples, p.first.batch_size, p.first.ranks))
     several = [points for points in alike if len({layout_name(point) for point in points}) > 1]
-    return [_fastest(results, points, comparisons) for points in sorted(several, key=lambda p: p[0].first.ranks)]
+    several = sorted(several, key=lambda points: points[0].first.ranks)
+    return [_fastest(results, points, comparisons, len(several)) for points in several]
 
 
-def _fastest(results: StudyResults, points: Sequence[StudyPoint], comparisons: dict[str, Comparison]) -> Fastest:
+def _fastest(
+    results: StudyResults, points: Sequence[StudyPoint], comparisons: Mapping[str, Comparison], answers: int
+) -> Fastest:
     compared = {point.id: point for point in points}
     compared |= {found.base.id: found.base for point in points if (found := comparisons.get(point.id))}
-    best, others, rounds = fastest_of([point.times for point in points], disturbed_text(compared.values()))
+    best, others, rounds = fastest_of([point.times for point in points], disturbed_text(compared.values()), answers)
     point, found = points[best], comparisons.get(points[best].id)
     own = replace(point, cells=tuple(cell for cell in point.cells if not rounds or cell.round in rounds))
     which = f" in the {counted(len(rounds), 'round')} of all" * (len(own.cells) < len(point.cells))

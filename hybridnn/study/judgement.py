@@ -210,18 +210,22 @@ def judge(
     return Judgement(estimate, conclusion, by, tuple(contrast.values), reservation)
 
 
-def fastest_of(layouts: Sequence[Sample], reservation: str = "") -> tuple[int, list[tuple[int, Judgement]], list[str]]:
+def fastest_of(
+    layouts: Sequence[Sample], reservation: str = "", answers: int = 1
+) -> tuple[int, list[tuple[int, Judgement]], list[str]]:
     """The index of the layout of the least time, the others by their time, each compared with it, and the rounds.
 
     These are the rounds that all have; without such a round, nothing is concluded from all times of each. The first
-    is the fastest if every other one takes longer by its interval. As this needs every comparison, none is corrected
-    for their number: of layouts that are equally fast, one is called the fastest in at most 5 % of studies.
+    is the fastest if every other one takes longer by its interval, that of one of so many `answers` of a study. As this
+    needs every comparison, none is corrected for their number: if several layouts are equally fast everywhere, one is
+    called the fastest in at most 5 % of studies.
     """
     common = [name for name in layouts[0].values if all(name in layout.values for layout in layouts)]
-    reservation = reservation or ("" if common else "no round has all layouts")
+    doubt = reservation or ("" if common else "no round has all layouts")
     counted_in = [replace(it, values={name: it.values[name] for name in common or it.values}) for it in layouts]
     best, *others = sorted(range(len(layouts)), key=lambda index: counted_in[index].mean)
-    return best, [(at, judge(counted_in[at], counted_in[best], reservation=reservation)) for at in others], common
+    judged = [judge(counted_in[at], counted_in[best], comparisons=answers, reservation=doubt) for at in others]
+    return best, list(zip(others, judged, strict=True)), common
 
 
 def _difference(value: float, other: float) -> float:

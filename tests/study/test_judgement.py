@@ -48,6 +48,19 @@ def test_layouts_that_are_equally_fast_have_no_fastest(rounds: int, layouts: int
     assert np.mean(claims) < MOST_FALSE
 
 
+def test_a_study_of_several_numbers_of_ranks_has_no_more_false_answers() -> None:
+    generator = np.random.default_rng(5)
+    claims = [
+        any(
+            found.conclusion == "higher"
+            for _ in range(3)
+            for _, found in fastest_of(drawn_times(generator, np.ones(2), 5), answers=3)[1]
+        )
+        for _ in range(STUDIES)
+    ]
+    assert np.mean(claims) < MOST_FALSE
+
+
 def test_a_layout_that_is_a_tenth_faster_is_found() -> None:
     generator = np.random.default_rng(0)
     for layouts in (2, 9):
