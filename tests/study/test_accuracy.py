@@ -14,7 +14,7 @@ from hybridnn.errors import SettingError
 from hybridnn.study.accuracy import compare_trainings
 from hybridnn.study.cells import make_cells
 from hybridnn.study.plots import draw_plots
-from hybridnn.study.report import latex_text, markdown_text, report_facts
+from hybridnn.study.report import csv_text, latex_text, markdown_text, report_facts
 from hybridnn.study.results import StudyResults, read_results
 from hybridnn.study.study_file import load_study
 from hybridnn.study.study_folder import StudyFolder
@@ -170,6 +170,7 @@ def test_report_has_the_sentences_a_table_and_the_differences(tmp_path: Path) ->
     assert "of all 2 comparisons" in text
     assert "sgd" in rows[1]
     assert "Does it cost accuracy?" in latex_text(results)
+    assert {"optimizer", "mean_staleness"} <= set(csv_text(results).splitlines()[0].split(","))
     facts = report_facts(results)["accuracy"]
     assert [(one["conclusion"], one["seeds"], one["margin"]) for one in facts] == [
         ("costs accuracy", 5, 0.02),
