@@ -53,14 +53,14 @@ CONDITIONS: Mapping[str, Callable[[RunHeader], str]] = {
 class Fastest:
     """The layout of the least time of several of a number of ranks, for one value of all other axes.
 
-    `others` are the other layouts, by their time, each compared with it in the rounds that all have, of which `seconds`
-    are its own. `predicted` is the first choice of the model, None without predictions of all layouts, `comparison`
+    `others` are the other layouts, by their time, each compared with it in the rounds that all have, of which `own`
+    has the cells. `predicted` is the first choice of the model, None without predictions of all layouts, `comparison`
     that with the base, and `reservation` the reason why nothing is concluded, if there is one.
     """
 
     name: str  # of the values of the other axes; empty where there are none
     point: StudyPoint
-    seconds: str
+    own: StudyPoint
     others: tuple[tuple[StudyPoint, Judgement], ...]
     predicted: StudyPoint | None
     comparison: Comparison | None
@@ -77,7 +77,9 @@ class Fastest:
         name, ranks = layout_name(self.point), counted(self.point.first.ranks, "rank")
         first = f"{self.name}, " * bool(self.name) + f"{ranks}: "
         inexact = " (not exact: it trains differently)" * (not self.point.cells[0].run.header.layout.exact)
-        time = f", {self.seconds}{inexact}"
+        rounds = len(self.own.cells)
+        which = f" in the {counted(rounds, 'round')} of all" * (rounds < len(self.point.cells))
+        time = f", {self.own.seconds_per_epoch.format()} s per epoch{which}{inexact}"
         if self.reservation:
             said = [f"{first}{self.reservation}, so nothing is concluded; {name} had the least time{time}."]
         else:
@@ -125,7 +127,7 @@ class Fastest:
             "layout": layout_name(self.point),
             "is_fastest": not self.alike,
             "reservation": self.reservation,
-            "seconds_per_epoch": self.point.seconds_per_epoch.value,
+            "seconds_per_epoch": self.own.seconds_per_epoch.value,
             "no_difference_to": [layout_name(point) for point in self.alike],
             "times_as_long": {layout_name(other): vars(found.estimate) for other, found in self.others},
             "predicted": None if self.predicted is None else layout_name(self.predicted),
@@ -150,13 +152,12 @@ def _fastest(
     best, others, rounds = fastest_of([point.times for point in points], disturbed_text(compared.values()), answers)
     point, found = points[best], comparisons.get(points[best].id)
     own = replace(point, cells=tuple(cell for cell in point.cells if not rounds or cell.round in rounds))
-    which = f" in the {counted(len(rounds), 'round')} of all" * (len(own.cells) < len(point.cells))
     name = point_name(results, point, without=LAYOUT)
     said = {point.predicted_seconds_per_epoch: point for point in points}
     return Fastest(
         "" if name == results.manifest.name else name,
         point,
-        f"{own.seconds_per_epoch.format()} s per epoch{which}",
+        own,
         tuple((points[at], found) for at, found in others),
         None if None in said else said[min(seconds for seconds in said if seconds is not None)],
         None if found is None else compare_with(own, found.base),

@@ -162,6 +162,7 @@ def test_sentence_says_what_the_rounds_carry(
 ) -> None:
     (found,) = fastest_layouts(_study(tmp_path, times, disturbed=disturbed))
     assert re.fullmatch(expected, found.text) or found.text == expected, found.text
+    assert f", {found.facts['seconds_per_epoch']:.4g} " in found.text
     if found.reservation:
         assert "times as" not in found.text
         assert "fastest" not in found.text
