@@ -124,7 +124,7 @@ class Trial:
         return 0.0 if self.model_choice is None else max(0.0, self._ratio(self.model_choice).value - 1)
 
     def _ratio(self, layout: str) -> Estimate:
-        ratios = {layout_name(point): ratio for point, ratio in _answer(self.measured).others}
+        ratios = {layout_name(point): found.estimate for point, found in _answer(self.measured).others}
         return Estimate(1.0) if layout == self.fastest else ratios[layout]
 
     @property

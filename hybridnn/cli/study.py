@@ -319,13 +319,13 @@ def _print_submitted(submission: Submission, jobs: Sequence[str], report: str) -
 
 def _print_report(results: StudyResults, files: Sequence[Path]) -> None:
     """Print fastest layouts, the table of points, warnings, unfinished cells with their reasons, and the files."""
-    from hybridnn.study.answer import conditions_text, fastest_layouts, warnings_of
+    from hybridnn.study.answer import answers_of, conditions_text, warnings_of
     from hybridnn.study.report import THREADS, point_rows
 
     if results.findings.summary:
         print(results.findings.summary)
-    for found in fastest_layouts(results):
-        print(found.text)
+    for text in answers_of(results):
+        print(text)
     rows = point_rows(results)
     threads = {row[THREADS] for row in rows}
     if len(threads) == 1:  # a line in place of a column

@@ -29,7 +29,7 @@ from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS, too_few_stages
 from hybridnn.training.config import OPTIONS, PIPELINE_OPTIONS, SETTING_NAMES, DeviceOptions, TrainConfig
 from hybridnn.training.records import MONITORS
-from hybridnn.utils.checks import Count, OneOf, Range, refused
+from hybridnn.utils.checks import Count, OneOf, Range, Seed, refused
 from hybridnn.utils.files import FileError, LargeIntegerError, parse_toml, read_toml
 from hybridnn.utils.settings_models import (
     Counts,
@@ -175,6 +175,8 @@ class DataSettings(Section):
         Take only the first `rows` training samples; 10,000 of generated data by default.
     test_fraction : float
         Share of the samples for the test split of data that have none; 0 trains on all samples.
+    split_seed : int or None
+        Seed of the choice of the test and the validation samples; None takes that of the training.
     validation_fraction : float
         Share of the training samples for the validation split, on which epochs are evaluated in place of the test
         split; 0: none.
@@ -194,6 +196,7 @@ class DataSettings(Section):
     rows: Count | None = None
     standardize: bool = True
     test_fraction: Annotated[float, Range(at_least=0, below=1)] = 0.2
+    split_seed: Seed | None = None
     validation_fraction: Annotated[float, Range(at_least=0, below=1)] = 0.0
     synthetic: Annotated[SyntheticSpec, FieldsOf(SyntheticSpec)] = SyntheticSpec()
 
@@ -353,6 +356,11 @@ class Settings(Section):
             limit = f"must be less than training.epochs = {self.training.epochs}"
             raise refused("schedule.warmup_epochs", warmup, limit)
         return self
+
+    @property
+    def split_seed(self) -> int:
+        """The seed by which test and validation samples are chosen."""
+        return self.training.seed if self.data.split_seed is None else self.data.split_seed
 
     def train_config(self, model: MLP) -> TrainConfig:
         """The configuration of a training of `model`."""

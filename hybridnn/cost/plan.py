@@ -261,7 +261,9 @@ def layout_advice(own: Prediction, workload: Workload, machine: Machine) -> str:
     factor = error_factor(fastest, machine)
     if fastest * factor >= own.seconds_per_step:
         return ""
-    text = f"predicted {serial / own.seconds_per_step:.2g} times as fast as one rank"
+    speed_up = f"{serial / own.seconds_per_step:.2g} times as fast"
+    is_slower = serial * (1 + error) < own.seconds_per_step * (1 - error)
+    text = f"predicted slower than 1 rank ({speed_up})" if is_slower else f"predicted {speed_up} as 1 rank"
     if best.seconds_per_step < serial:
         text += f"; {best.layout.describe()} would be {serial / best.seconds_per_step:.2g} times"
     return f"{text} (within a factor of {factor:.2g}; hybridnn plan)"

@@ -179,7 +179,7 @@ def evaluate_run(
             distribution=run.distribution_on(grid),
             standardize=False,  # already done, with the statistics of the run
             test_fraction=run.settings.data.test_fraction,
-            seed=run.settings.training.seed,
+            seed=run.settings.split_seed,
             dtype=run.settings.training.dtype,
         )
     metrics = trainer.evaluate(placed.train)
@@ -255,7 +255,7 @@ def _load_part(run: TrainedRun, settings: DataSettings, wanted: str | None) -> t
     _require_same_kind(run, data)
     is_own = settings is run.settings.data  # then its splits are those of the training
     shares = (settings.test_fraction, settings.validation_fraction) if is_own else (0.0, 0.0)
-    splits = split_dataset(data, *shares, run.settings.training.seed)
+    splits = split_dataset(data, *shares, run.settings.split_seed)
     parts = {name: rows for name, rows in splits.items() if rows.samples}
     if wanted is not None and wanted not in parts:
         which = "; without --part all samples are taken" if len(parts) == 1 else ""

@@ -129,7 +129,7 @@ def _prepare(settings: Settings, view: RunView) -> tuple[Settings, PlacedData, T
 
     def load() -> Dataset:
         try:
-            return settings.data.load(settings.model.task, settings.training.seed)
+            return settings.data.load(settings.model.task, settings.split_seed)
         except TableError:
             if grid.rank == 0:
                 view.on_refused_table(settings)
@@ -143,7 +143,7 @@ def _prepare(settings: Settings, view: RunView) -> tuple[Settings, PlacedData, T
         standardize=settings.data.standardize,
         test_fraction=settings.data.test_fraction,
         validation_fraction=settings.data.validation_fraction,
-        seed=settings.training.seed,
+        seed=settings.split_seed,
         dtype=settings.training.dtype,
     )
     model = settings.model.make(data.features, data.outputs, data.task)

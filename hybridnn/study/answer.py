@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hybridnn.comm.hosts import MOST_DISTURBANCE, processor_name
@@ -12,7 +12,9 @@ from hybridnn.cost.machine import Machine
 from hybridnn.runs.quantities import RunFigures
 from hybridnn.runs.records import RunHeader
 from hybridnn.runs.run_files import RunRecord
+from hybridnn.study.accuracy import compare_trainings
 from hybridnn.study.cells import Cell
+from hybridnn.study.judgement import Judgement, fastest_of
 from hybridnn.study.results import StudyPoint, StudyResults, host_values, point_name, times_as_fast
 from hybridnn.study.scaling import (
     LAYOUT,
@@ -21,10 +23,11 @@ from hybridnn.study.scaling import (
     ScalingGroup,
     alike_points,
     compare_points,
+    compare_with,
     layout_name,
 )
-from hybridnn.study.statistics import LEAST_REPEATS, Estimate, coverage_of_median, ratio_in_rounds
-from hybridnn.utils.text import counted
+from hybridnn.study.statistics import CONFIDENCE, LEAST_REPEATS, coverage_of_median
+from hybridnn.utils.text import counted, joined
 
 LEAST_LOSS = 0.01  # share of the ranks' time from which on a part is named
 
@@ -48,67 +51,72 @@ CONDITIONS: Mapping[str, Callable[[RunHeader], str]] = {
 
 @dataclass(frozen=True)
 class Fastest:
-    """The fastest of several layouts of a number of ranks, for one value of all other axes.
+    """The layout of the least time of several of a number of ranks, for one value of all other axes.
 
-    `others` are the other layouts, by their time, each with its seconds over those of the fastest; `predicted` is the
-    first choice of the model, None without predictions of all layouts, and `comparison` that with the base.
+    `others` are the other layouts, by their time, each compared with it in the rounds that all have, of which `own`
+    has the cells. `predicted` is the first choice of the model, None without predictions of all layouts, `comparison`
+    that with the base, and `reservation` the reason why nothing is concluded, if there is one.
     """
 
     name: str  # of the values of the other axes; empty where there are none
     point: StudyPoint
-    others: tuple[tuple[StudyPoint, Estimate], ...]
+    own: StudyPoint
+    others: tuple[tuple[StudyPoint, Judgement], ...]
     predicted: StudyPoint | None
     comparison: Comparison | None
+    reservation: str
 
     @property
     def alike(self) -> list[StudyPoint]:
-        """Layouts of which no difference to the fastest can be told: the interval contains 1, or there is none."""
-        return [other for other, ratio in self.others if ratio.low is None or ratio.low <= 1]
+        """Layouts of which no difference to this one can be told: the interval contains 1, or there is none."""
+        return [other for other, found in self.others if found.conclusion == "undecided"]
 
     @property
     def text(self) -> str:
-        """Sentences on the layout: how fast it is, against the next one and the base, what it loses to, the model."""
-        named = f"{self.name}, " if self.name else ""
-        seconds = f"{self.point.seconds_per_epoch.format()} s per epoch"
-        first = f"{named}{counted(self.point.first.ranks, 'rank')}: {layout_name(self.point)} is the fastest, {seconds}"
-        if not self.point.cells[0].run.header.layout.exact:
-            first += " (not exact: it trains differently)"
-        return " ".join([first + self._against_base(), self._against_next(), *self._model(), *self._disturbed()])
+        """Sentences on the layout: what may be said of its time, against the others and the base; the model."""
+        name, ranks = layout_name(self.point), counted(self.point.first.ranks, "rank")
+        first = f"{self.name}, " * bool(self.name) + f"{ranks}: "
+        inexact = " (not exact: it trains differently)" * (not self.point.cells[0].run.header.layout.exact)
+        rounds = len(self.own.cells)
+        which = f" in the {counted(rounds, 'round')} of all" * (rounds < len(self.point.cells))
+        time = f", {self.own.seconds_per_epoch.format()} s per epoch{which}{inexact}"
+        if self.reservation:
+            said = [f"{first}{self.reservation}, so nothing is concluded; {name} had the least time{time}."]
+        else:
+            had = "had the least time" if self.alike else "is the fastest"
+            said = [f"{first}{name} {had}{time}{self._against_base()}", self._against_others()]
+        return " ".join([*said, *self._model()])
 
     def _against_base(self) -> str:
         found = self.comparison
-        if found is None or found.base is self.point:
+        if found is None or found.base.first.ranks == self.point.first.ranks:
             return "."
-        text = f", {found.speed_up.format('.2f')} times as fast as {counted(found.base.first.ranks, 'rank')}"
+        base, ratio = counted(found.base.first.ranks, "rank"), f"{found.judged.text} times as fast"
+        if found.judged.reservation:
+            return f". It is not compared with {base}: {found.judged.reservation}."
+        texts = {"higher": f", {ratio} as {base}", "lower": f", slower than {base} ({ratio})"}
+        text = texts.get(found.judged.conclusion, f"; no difference to {base} can be told ({ratio})")
         lost = {name: share for name, share in (found.parts or {}).items() if name != "compute" and share >= LEAST_LOSS}
         if not lost:
             return text + "."
         parts = ", ".join(f"{name} {lost[name]:.0%}" for name in sorted(lost, key=lambda name: -lost[name]))
         return f"{text}; it loses to {parts} of the ranks' time."
 
-    def _against_next(self) -> str:
-        (other, ratio), alike = self.others[0], [item for item in self.others if item[0] in self.alike]
-        if not alike:
-            return f"The next, {layout_name(other)}, takes {ratio.format('.2f')} times as long."
-        texts = [
-            f"{layout_name(other)} ({ratio.format('.2f')} times as long{', without 3 repeats' * (ratio.low is None)})"
-            for other, ratio in alike
-        ]
-        return f"No difference can be told to {' and '.join(filter(None, [', '.join(texts[:-1]), texts[-1]]))}."
+    def _against_others(self) -> str:
+        alike = [f"{layout_name(it)} ({found.text} times as long)" for it, found in self.others if it in self.alike]
+        if alike:
+            return f"No difference can be told to {joined(alike)}."
+        other, found = self.others[0]
+        return f"The next, {layout_name(other)}, takes {found.text} times as long."
 
     def _model(self) -> list[str]:
         if self.predicted is None:
             return []
         model = "The model, of a doubtful machine file," if self.predicted.first.prediction_doubt else "The model"
-        if self.predicted is self.point:
+        if self.predicted is self.point and not self.alike:
             return [f"{model} said so."]
-        ratio = next(ratio for other, ratio in self.others if other is self.predicted)
-        return [f"{model} had chosen {layout_name(self.predicted)}, {ratio.format('.2f')} times as long."]
-
-    def _disturbed(self) -> list[str]:
-        cells = [cell for point in (self.point, *(other for other, _ in self.others)) for cell in point.cells]
-        disturbed = sum(cell.is_disturbed for cell in cells)
-        return [f"{disturbed} of its {counted(len(cells), 'run')} were disturbed by other processes."] * (disturbed > 0)
+        ratio = [f", {found.text} times as long" for it, found in self.others if it is self.predicted]
+        return [f"{model} had chosen {layout_name(self.predicted)}{''.join(ratio) * (not self.reservation)}."]
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -117,33 +125,57 @@ class Fastest:
             "values": {label: value for label, value in self.point.values.items() if label not in LAYOUT},
             "ranks": self.point.first.ranks,
             "layout": layout_name(self.point),
-            "seconds_per_epoch": self.point.seconds_per_epoch.value,
+            "is_fastest": not self.alike,
+            "reservation": self.reservation,
+            "seconds_per_epoch": self.own.seconds_per_epoch.value,
             "no_difference_to": [layout_name(point) for point in self.alike],
-            "times_as_long": {layout_name(other): vars(ratio) for other, ratio in self.others},
+            "times_as_long": {layout_name(other): vars(found.estimate) for other, found in self.others},
             "predicted": None if self.predicted is None else layout_name(self.predicted),
             "text": self.text,
         }
 
 
 def fastest_layouts(results: StudyResults) -> list[Fastest]:
-    """Return the fastest layout of every number of ranks that has several with times, which do the same work."""
+    """Judge the layouts of every number of ranks that has several with times, which do the same work."""
     comparisons = compare_points(results)
     alike = alike_points(results.timed, constant=lambda p: (p.first.train_samples, p.first.batch_size, p.first.ranks))
     several = [points for points in alike if len({layout_name(point) for point in points}) > 1]
-    return [_fastest(results, points, comparisons) for points in sorted(several, key=lambda p: p[0].first.ranks)]
+    several = sorted(several, key=lambda points: points[0].first.ranks)
+    return [_fastest(results, points, comparisons, len(several)) for points in several]
 
 
-def _fastest(results: StudyResults, points: Sequence[StudyPoint], comparisons: dict[str, Comparison]) -> Fastest:
-    best, *others = sorted(points, key=lambda point: point.seconds_per_epoch.value)
-    name = point_name(results, best, without=LAYOUT)
+def _fastest(
+    results: StudyResults, points: Sequence[StudyPoint], comparisons: Mapping[str, Comparison], answers: int
+) -> Fastest:
+    compared = {point.id: point for point in points}
+    compared |= {found.base.id: found.base for point in points if (found := comparisons.get(point.id))}
+    best, others, rounds = fastest_of([point.times for point in points], disturbed_text(compared.values()), answers)
+    point, found = points[best], comparisons.get(points[best].id)
+    own = replace(point, cells=tuple(cell for cell in point.cells if not rounds or cell.round in rounds))
+    name = point_name(results, point, without=LAYOUT)
     said = {point.predicted_seconds_per_epoch: point for point in points}
     return Fastest(
         "" if name == results.manifest.name else name,
-        best,
-        tuple((other, ratio_in_rounds(other.rounds, best.rounds)) for other in others),
+        point,
+        own,
+        tuple((points[at], found) for at, found in others),
         None if None in said else said[min(seconds for seconds in said if seconds is not None)],
-        comparisons.get(best.id),
+        None if found is None else compare_with(own, found.base),
+        others[0][1].reservation,
     )
+
+
+def answers_of(results: StudyResults) -> list[str]:
+    """What a report says first: the fastest layouts, and what trainings cost beside the baseline."""
+    return [*(found.text for found in fastest_layouts(results)), *(it.text for it in compare_trainings(results))]
+
+
+def disturbed_text(points: Iterable[StudyPoint]) -> str:
+    """How many of the runs of some points processes of others disturbed; empty if none."""
+    cells = [cell for point in points for cell in point.cells]
+    disturbed = sum(cell.is_disturbed for cell in cells)
+    verb = "was" if disturbed == 1 else "were"
+    return f"{disturbed} of {counted(len(cells), 'run')} {verb} disturbed by other processes" * (disturbed > 0)
 
 
 # -- what is compared --------------------------------------------------------------------------------------------------
@@ -172,10 +204,12 @@ def conditions_text(results: StudyResults) -> str:
         least = min(number for point in results.points if (number := len(point.cells)) >= LEAST_REPEATS)
         sentences[0] += f" [{coverage_of_median(least):.0%} confidence interval, bootstrap]"
     if seeds > 1:
-        means = f"Results of the training are means ± standard deviations over up to {seeds} seeds"
+        spread = "± standard deviations, the spread over the seeds and not an error of the mean"
+        means = f"Results of the training are means over up to {seeds} seeds {spread}"
         sentences = [*sentences[: results.is_timed], means]
     if results.is_timed:
-        sentences.append(f"Speed-up against {baseline_text(results)}")
+        paired = f", by round [{CONFIDENCE:.0%} confidence interval, Student's t]" * (repeated >= LEAST_REPEATS)
+        sentences.append(f"Speed-up against {baseline_text(results)}{paired}")
     if times_as_fast(results):
         sentences.append("Times as fast: time per epoch in the first folder divided by the time in this one")
     sentences += filter(None, [results.findings.note])

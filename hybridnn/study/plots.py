@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from hybridnn.drawing.figures import (
     COLORS,
+    GRID,
     MUTED,
     ON_LIGHT,
     PANEL,
@@ -25,6 +26,7 @@ from hybridnn.drawing.figures import (
     tidy,
 )
 from hybridnn.runs.run_files import Moment
+from hybridnn.study.accuracy import ComparedTraining, compare_trainings
 from hybridnn.study.answer import baseline_text, fastest_layouts
 from hybridnn.study.results import StudyPoint, StudyResults, point_name
 from hybridnn.study.scaling import (
@@ -57,6 +59,9 @@ MOST_MAPS = 6
 MAP = 2.7  # inches, height of a map or of bars, whose labels may be upright
 
 MOST_CURVES = 16
+BAND = 0.15  # opacity
+ROW = 0.35  # inches, height of a difference
+SEEDS_BELOW, SEED_ROW = 0.2, 0.06  # of rows, from a mean to the first seed and between two seeds
 LOG_SCALE_RATIO = 50.0  # times that span at least this factor are drawn on a logarithmic axis
 LEAST_R2 = -0.2
 """Lower end of the axis of R²: smaller values, before the network has learned, would hide the rest of the plot."""
@@ -76,7 +81,7 @@ def draw_plots(results: StudyResults) -> Plots:
     if lines := weak_lines(results):
         plots |= _draw_weak(lines)
     if maps := grid_maps(results):
-        caption = "Milliseconds per epoch of process grids, $P_r$ (model) x $P_c$ (batch) ranks; boxed: the fastest"
+        caption = "Milliseconds per epoch of process grids, $P_r$ (model) x $P_c$ (batch) ranks; boxed: the least time"
         plots |= _draw_each("grids", caption, maps, _draw_map)
     if bars := breakdowns_of(results):
         caption = (
@@ -84,7 +89,10 @@ def draw_plots(results: StudyResults) -> Plots:
             "parts are what it lacks"
         )
         plots |= _draw_each("breakdown", caption, bars, _draw_breakdown)
-    return plots | draw_curves(results, MEASURES, "accuracy") | results.findings.draw()
+    plots |= draw_curves(results, MEASURES, "accuracy")
+    if compared := [found for found in compare_trainings(results) if found.last is not None]:
+        plots |= _draw_differences(compared)
+    return plots | results.findings.draw()
 
 
 def _draw_each(name: str, caption: str, panels: Mapping[str, Panel], draw: Callable[[str, Panel], Figure]) -> Plots:
@@ -129,7 +137,7 @@ def _draw_strong(results: StudyResults, lines: Sequence[ScalingLine]) -> Plots:
     return {
         "strong_scaling": (
             "Strong scaling: the same work on more ranks, a line for each family of layouts. Written is the "
-            f"fastest layout{marks}{predicted}.",
+            f"layout of the least time{marks}{predicted}.",
             _draw_strong_times(results, lines),
         ),
         "speed_up": (f"Speed-up of strong scaling against {base}{marks}{predicted}; grey: ideal.", speed_up),
@@ -177,7 +185,7 @@ def _marks(lines: Sequence[ScalingLine]) -> str:
     """What bars, crosses and places aside are; empty where no point has one."""
     texts = {
         "lines are moved aside, so that none hides another": len(lines) > 1,
-        f"bars: {CONFIDENCE:.0%} confidence intervals of the medians of {LEAST_REPEATS} or more repeated runs": any(
+        f"bars: {CONFIDENCE:.0%} confidence intervals of {LEAST_REPEATS} or more repeated runs": any(
             found.low is not None for line in lines for found in line.seconds
         ),
         "crosses: disturbed by other processes": any(line.disturbed for line in lines),
@@ -253,13 +261,15 @@ def _draw_scaling(
     return figure, axes
 
 
-def _draw_estimates(axes: Axes, points: Measured, **style: Any) -> ErrorbarContainer:
-    """Draw values over ranks, with their intervals as bars, where there are any."""
+def _draw_estimates(axes: Axes, points: Measured, along: str = "y", **style: Any) -> ErrorbarContainer:
+    """Draw values over ranks, or along x beside places, with their intervals as bars, where there are any."""
     values = [found.value for _, found in points]
     below = [0.0 if found.low is None else found.value - found.low for _, found in points]
     above = [0.0 if found.high is None else found.high - found.value for _, found in points]
     bars = [below, above] if any(below) or any(above) else None
-    return axes.errorbar([ranks for ranks, _ in points], values, yerr=bars, capsize=2, **style)
+    places = [place for place, _ in points]
+    style[f"{along}err"] = bars
+    return axes.errorbar(*((places, values) if along == "y" else (values, places)), capsize=2, **style)
 
 
 def draw_legend(figure: Figure, panels: Iterable[Axes]) -> None:
@@ -332,13 +342,15 @@ def _draw_breakdown(title: str, bars: Mapping[str, Mapping[str, float]]) -> Figu
 class MedianCurve:
     """One measure of a point after each evaluation, in epochs from the start: medians over its cells.
 
-    `seconds` are the training time until then, without evaluation.
+    `seconds` are the training time until then, without evaluation; `low` and `high` the ends of the band of the cells.
     """
 
     name: str
     epochs: tuple[float, ...]
     seconds: tuple[float, ...]
     values: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
     diverged: int = 0  # cells whose training diverged
 
 
@@ -362,11 +374,12 @@ def _curve(results: StudyResults, point: StudyPoint, value: Callable[[Moment], f
         moments = [run[number] for run in runs if number < len(run)]
         measured = [known for known in map(value, moments) if known is not None and math.isfinite(known)]
         if measured:
-            rows.append((moment.epochs, median(moment.seconds for moment in moments), median(measured)))
-    epochs, seconds, values = zip(*rows, strict=True) if rows else ((), (), ())
+            spent = median(moment.seconds for moment in moments)
+            rows.append((moment.epochs, spent, median(measured), min(measured), max(measured)))
+    epochs, seconds, values, low, high = zip(*rows, strict=True) if rows else ((),) * 5
     diverged = sum(cell.diverged for cell in point.cells)
     count = f", {diverged} of {len(point.cells)} diverged" if diverged else ""
-    return MedianCurve(point_name(results, point) + count, epochs, seconds, values, diverged)
+    return MedianCurve(point_name(results, point) + count, epochs, seconds, values, low, high, diverged)
 
 
 def draw_curves(results: StudyResults, measures: Iterable[str], name: str) -> Plots:
@@ -382,9 +395,11 @@ def draw_curves(results: StudyResults, measures: Iterable[str], name: str) -> Pl
     more = f" Shown are {MOST_CURVES} of {len(curves)}." if len(curves) > MOST_CURVES else ""
     title = f"{measure[0].upper()}{measure[1:]} against"
     grids = ", for each training on its fastest grid" if results.is_timed else ""
-    plots = {name: (f"{title} epochs{grids}.{more}", _draw_curves(shown, measure, "epochs"))}
+    has_bands = any(curve.low != curve.high for curve in shown)
+    bands = "; bands: from the least to the greatest of the runs, lines: their medians" * has_bands
+    plots = {name: (f"{title} epochs{grids}{bands}.{more}", _draw_curves(shown, measure, "epochs"))}
     if results.is_timed:
-        plots[f"{name}-time"] = f"{title} time{grids}.{more}", _draw_curves(shown, measure, "seconds")
+        plots[f"{name}-time"] = f"{title} time{grids}{bands}.{more}", _draw_curves(shown, measure, "seconds")
     return plots
 
 
@@ -396,6 +411,10 @@ def _draw_curves(curves: Sequence[MedianCurve], measure: str, over: str) -> Figu
     is_time = over == "seconds"
     drawn = [(curve.name, getattr(curve, over), curve.values) for curve in curves]
     draw_lines(axes, drawn, "seconds of training" if is_time else "epoch")
+    for number, curve in enumerate(curves):
+        if curve.low != curve.high:
+            color = line_style(number)["color"]
+            axes.fill_between(getattr(curve, over), curve.low, curve.high, color=color, alpha=BAND, linewidth=0)
     moments = [moment for _, xs, _ in drawn for moment in xs]
     if not is_time:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -412,3 +431,29 @@ def _draw_curves(curves: Sequence[MedianCurve], measure: str, over: str) -> Figu
         axes.set_ylim(LEAST_R2, 1.02)
     draw_legend(figure, [axes])
     return figure
+
+
+def _draw_differences(compared: Sequence[ComparedTraining]) -> Plots:
+    """Draw the differences of trainings to the baseline: of every seed, and the mean with its interval."""
+    figure, (axes,) = column_figure(0.8 + ROW * len(compared))
+    names, margin = [], compared[0].margin
+    for place, found in enumerate(reversed(compared)):
+        assert found.last is not None
+        estimate, line = found.last.estimate, line_style(0)
+        _draw_estimates(axes, [(place, estimate)], along="x", marker="o", markersize=3.5, **line)
+        below = [place - SEEDS_BELOW - SEED_ROW * number for number in range(len(found.last.pairs))]
+        axes.plot(found.last.pairs, below, ".", color=MUTED, markersize=3)
+        names.append("\n".join(filter(None, [found.group, *found.names])))
+    if margin is not None:
+        axes.axvspan(-margin, margin, color=GRID, alpha=0.6, linewidth=0)
+    axes.axvline(0, color=MUTED, linewidth=1)
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(-0.6, len(names) - 0.4)
+    axes.locator_params(axis="x", nbins=5)
+    metric, bases = compared[0].base.first.metric_name, {found.base_name for found in compared}
+    axes.set_xlabel(f"{metric}, difference to {bases.pop() if len(bases) == 1 else 'the baseline'}")
+    tidy(axes)
+    shaded = "; shaded: the margin within which a training costs nothing" * (margin is not None)
+    bars = f"with {CONFIDENCE:.0%} confidence intervals of all {counted(compared[0].comparisons, 'comparison')}"
+    caption = f"Differences to the baseline, seed by seed: means {bars}, and below them every seed{shaded}."
+    return {"accuracy-differences": (caption, figure)}

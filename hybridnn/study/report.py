@@ -13,7 +13,8 @@ from typing import Any
 
 from hybridnn.drawing.figures import figure_bytes
 from hybridnn.runs.quantities import RunFigures
-from hybridnn.study.answer import TIMES, baseline_text, conditions_text, fastest_layouts, warnings_of
+from hybridnn.study.accuracy import accuracy_note, accuracy_rows, compare_trainings
+from hybridnn.study.answer import TIMES, answers_of, baseline_text, conditions_text, fastest_layouts, warnings_of
 from hybridnn.study.plots import draw_plots
 from hybridnn.study.results import (
     CellResult,
@@ -28,6 +29,7 @@ from hybridnn.utils.files import write_atomically
 MISSING = "-"
 THREADS = "threads per rank"
 FASTER = "times as fast"
+ACCURACY = "Does it cost accuracy?"
 
 BREAKDOWN = (
     "Shares of the ranks' time. Compute is the parallel efficiency, and the other parts are what it lacks against the "
@@ -89,6 +91,7 @@ def report_facts(results: StudyResults) -> dict[str, Any]:
         "summary": results.findings.summary,
         "verdicts": results.findings.verdicts,
         "fastest": [found.facts for found in fastest_layouts(results)],
+        "accuracy": [found.facts for found in compare_trainings(results)],
         "speed_ups_against": baseline_text(results),
         "finished_cells": len(results.cells),
         "unfinished": [{"id": name, **asdict(state)} for name, state in results.unfinished.items()],
@@ -219,13 +222,15 @@ def markdown_text(results: StudyResults, captions: Mapping[str, str]) -> str:
     findings = results.findings
     lines = [f"# {results.title}", ""]
     lines += [f"**{findings.summary}**\n"] if findings.summary else []
-    lines += [*(f"* {found.text}" for found in fastest_layouts(results)), ""]
+    lines += [*(f"* {text}" for text in answers_of(results)), ""]
     lines += [results.manifest.description, ""]
     for statement, *comparisons in findings.lines:
         lines += [f"* {statement}", *(f"    * {comparison}" for comparison in comparisons)]
     lines += [""] * bool(findings.lines)
     lines += [f"**Warning:** {text}\n" for text in warnings_of(results)]
     lines += [*_table(point_rows(results)), _table_note(results), ""]
+    if compared := compare_trainings(results):
+        lines += [f"## {ACCURACY}", "", *_table(accuracy_rows(results)), accuracy_note(compared[0]), ""]
     if parts := breakdown_rows(results):
         lines += ["## Where the time goes", "", *_table(parts), BREAKDOWN, ""]
     lines += [f"![{caption}]({name})\n" for name, caption in captions.items()]
@@ -240,9 +245,11 @@ def latex_text(results: StudyResults) -> str:
     """The tables of the study, each to be put into a ``table``; the package booktabs is needed."""
     findings = results.findings
     notes = [*(f"Warning: {text}." for text in warnings_of(results)), _table_note(results)]
-    notes = [*(found.text for found in fastest_layouts(results)), *notes]
+    notes = [*answers_of(results), *notes]
     tables = [f"% {results.title}: the points of the study\n", latex_table(point_rows(results), notes)]
     more = {"Verdicts": (findings.rows, findings.summary), "Where the time goes": (breakdown_rows(results), BREAKDOWN)}
+    if compared := compare_trainings(results):
+        more[ACCURACY] = accuracy_rows(results), accuracy_note(compared[0])
     tables += [f"\n% {title}\n{latex_table(rows, [note])}" for title, (rows, note) in more.items() if rows]
     return "".join(tables)
 
@@ -301,22 +308,25 @@ def csv_text(results: StudyResults) -> str:
 
 
 def _cell_figures(results: StudyResults) -> Iterator[dict[str, Any]]:
-    """Figures of the finished cells by column; speed-ups are those of the cell, against the median of the base."""
+    """Figures of the finished cells by column; speed-ups are of samples per second, against the median of the base."""
     comparisons = compare_points(results)
     for point in results.points:
-        found, median = comparisons.get(point.id), point.seconds_per_epoch.value
+        base = found.base if (found := comparisons.get(point.id)) is not None else None
+        base_rate = base.first.train_samples / base.seconds_per_epoch.value if base is not None else None
         for cell in point.cells:
             header, figures = cell.run.header, cell.figures
             last = cell.run.epochs[-1] if cell.run.epochs else None
-            faster = median / figures.seconds_per_epoch
+            speed_up = None if base_rate is None else figures.samples_per_second / base_rate
             yield {
                 "id": cell.id,
                 **{name: getattr(figures, name) for name in FIGURES},
                 "dtype": header.dtype,
+                "optimizer": header.optimizer,
+                "mean_staleness": header.mean_staleness,
                 "train_loss": last.train_loss if last else None,
                 f"{'validation' if header.validation_samples else 'test'}_loss": last.validation_loss if last else None,
-                "speed_up": None if found is None else found.speed_up.value * faster,
-                "efficiency": None if found is None else found.efficiency.value * faster,
+                "speed_up": speed_up,
+                "efficiency": speed_up and base and speed_up * base.first.ranks / figures.ranks,
                 "communicate_share": figures.shares.communicate,
                 "bubble_share": figures.shares.bubble,
                 "wait_share": figures.shares.wait,

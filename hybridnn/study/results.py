@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
-from math import nan
+from math import isfinite, nan
 from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,8 @@ from hybridnn.runs.quantities import RunFigures, TimeShares, figures_of, mean_sh
 from hybridnn.runs.records import RunHeader
 from hybridnn.runs.run_files import HISTORY, RunRecord, read_run
 from hybridnn.study.axes import REPEATED
-from hybridnn.study.statistics import Estimate, MeanDeviation, mean_and_deviation, median_of, ratio_of_medians
+from hybridnn.study.judgement import Sample, judge
+from hybridnn.study.statistics import Estimate, MeanDeviation, mean_and_deviation, median_of
 from hybridnn.study.study_file import conclusions_module
 from hybridnn.study.study_folder import ENDED, FAILURES, CellState, StudyFolder, StudyManifest, read_manifest
 
@@ -48,6 +49,11 @@ class CellResult:
     def point_values(self) -> dict[str, Any]:
         """Values of the axes but repeat and seed."""
         return {label: value for label, value in self.values.items() if label not in REPEATED}
+
+    @property
+    def round(self) -> str:
+        """Repeat and seed: cells of one round run one after another."""
+        return " ".join(str(self.values.get(name)) for name in REPEATED)
 
     @property
     def diverged(self) -> bool:
@@ -84,10 +90,10 @@ class StudyPoint:
         return [cell.figures.seconds_per_epoch for cell in self.cells if cell.is_timed] or [nan]
 
     @property
-    def rounds(self) -> dict[Hashable, float]:
-        """Seconds per epoch of the cells that have times, by their repeat and seed."""
-        timed = (cell for cell in self.cells if cell.is_timed)
-        return {tuple(cell.values.get(name) for name in REPEATED): cell.figures.seconds_per_epoch for cell in timed}
+    def times(self) -> Sample:
+        """Seconds per epoch of the cells that have times, by their repeat and seed: by round."""
+        timed = {cell.round: cell.figures.seconds_per_epoch for cell in self.cells if cell.is_timed}
+        return Sample(timed, "time")
 
     @property
     def is_timed(self) -> bool:
@@ -121,11 +127,20 @@ class StudyPoint:
 
         Repeats of one seed are the same training, so that they count once, by their mean.
         """
+        found = [value for value in self.metrics().values.values() if isfinite(value)]
+        return mean_and_deviation(found) if found else None
+
+    def metrics(self, *, best: bool = False) -> Sample:
+        """Test accuracy or R² after the last epoch, or the best one, by seed; NaN where the training diverged."""
         by_seed: dict[str, list[float]] = {}
         for cell in self.cells:
-            if cell.figures.metric is not None:
-                by_seed.setdefault(str(cell.values.get("seed")), []).append(cell.figures.metric)
-        return mean_and_deviation([fmean(values) for values in by_seed.values()]) if by_seed else None
+            known = [epoch.metric for epoch in cell.run.epochs if epoch.metric is not None]
+            value = nan if cell.diverged else cell.figures.metric if not best else max(known, default=None)
+            if value is not None:
+                by_seed.setdefault(str(cell.values.get("seed")), []).append(value)
+        header, is_share = self.cells[0].run.header, self.first.metric_name == "test accuracy"
+        step = is_share / max(1, header.validation_samples or header.test_samples)
+        return Sample({seed: fmean(values) for seed, values in by_seed.items()}, "training", step=step)
 
     @property
     def shares(self) -> TimeShares:
@@ -307,7 +322,7 @@ def times_as_fast(results: StudyResults) -> dict[str, Estimate]:
         if FOLDER in point.values:
             key = tuple((label, str(value)) for label, value in point.values.items() if label != FOLDER)
             if (first := firsts.setdefault(key, point)) is not point:
-                found[point.id] = ratio_of_medians(first.epoch_times, point.epoch_times)
+                found[point.id] = judge(first.times, point.times).estimate
     return found
 
 

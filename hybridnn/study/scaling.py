@@ -10,8 +10,9 @@ from hybridnn.cost.prediction.times import parts_of_efficiency
 from hybridnn.runs.quantities import figures_of
 from hybridnn.runs.run_files import RunRecord
 from hybridnn.study.axes import has_values
+from hybridnn.study.judgement import Judgement, judge
 from hybridnn.study.results import CellResult, Key, StudyPoint, StudyResults, point_name
-from hybridnn.study.statistics import Estimate, ratio_of_medians
+from hybridnn.study.statistics import Estimate
 
 LAYOUT = frozenset({"ranks", "nodes", "grid", "method"})
 WORK = frozenset({"batch", "batch-per-rank", "samples-per-rank", "training.batch_size", "data.rows"})
@@ -22,7 +23,8 @@ WORK = frozenset({"batch", "batch-per-rank", "samples-per-rank", "training.batch
 class Comparison:
     """A point compared with its base.
 
-    The speed-up is that of training samples per second: for the same work, seconds of the base over seconds. The
+    The speed-up is that of training samples per second: for the same work, seconds of the base over seconds, as
+    `judged` in the rounds that both have. The
     efficiency is the speed-up over the ratio of the ranks; in weak scaling, where the samples of an epoch or of a
     minibatch grow with the ranks, these are seconds of the base over seconds, per epoch or per step. `serial_fraction`
     is that of Karp and Flatt, None unless the same work runs on more ranks than that of the base. `parts` are those of
@@ -31,6 +33,7 @@ class Comparison:
     """
 
     base: StudyPoint
+    judged: Judgement
     speed_up: Estimate
     efficiency: Estimate
     serial_fraction: float | None
@@ -56,13 +59,13 @@ def compare_points(results: StudyResults) -> dict[str, Comparison]:
     """
     found = {}
     for point in results.timed:
-        if (base := base_of(results, point)) is not None:
-            found[point.id] = _compare(point, base)
+        if (base := base_of(results, point, results.timed)) is not None:
+            found[point.id] = compare_with(point, base)
     return found
 
 
-def base_of(results: StudyResults, point: StudyPoint) -> StudyPoint | None:
-    """The point that a point is compared with, as in `compare_points`."""
+def base_of(results: StudyResults, point: StudyPoint, among: Sequence[StudyPoint]) -> StudyPoint | None:
+    """The point among some that a point is compared with, as in `compare_points`."""
     baseline = results.manifest.baseline
     layout = LAYOUT - baseline.keys()
     fixed = point.values.keys() - baseline.keys() - LAYOUT
@@ -74,33 +77,29 @@ def base_of(results: StudyResults, point: StudyPoint) -> StudyPoint | None:
 
     candidates = [
         other
-        for other in results.timed
+        for other in among
         if has_values(other.values, baseline)
         and all(str(other.values.get(label)) == str(point.values[label]) for label in fixed)
     ]
     return min(candidates, key=rank, default=None)
 
 
-def _compare(point: StudyPoint, base: StudyPoint) -> Comparison:
+def compare_with(point: StudyPoint, base: StudyPoint) -> Comparison:
+    """Compare a point with a base."""
     ranks = point.first.ranks / base.first.ranks
+    samples = point.first.train_samples / base.first.train_samples
+    judged = judge(base.times.scaled(samples), point.times)
+    speed_up = Estimate(1.0) if point is base and point.is_timed else judged.estimate
+    efficiency = speed_up.scaled(1 / ranks)
     parts = None
     if point.shares.overhead is not None and base.shares.overhead is not None:
-        parts = parts_of_efficiency(_seconds_of_parts(point), _seconds_of_parts(base))
-    samples = point.first.train_samples / base.first.train_samples
-    predicted, of_base = point.predicted_seconds_per_epoch, base.predicted_seconds_per_epoch
-    predicted_speed_up = samples * of_base / predicted if predicted and of_base else None
-    if point is base and point.is_timed:
-        return Comparison(base, Estimate(1.0), Estimate(1.0), None, parts, predicted_speed_up)
-    speed_up = ratio_of_medians(base.epoch_times, point.epoch_times).scaled(samples)
-    is_same_work = _work(point) == _work(base)
+        of_base = {name: share * efficiency.value for name, share in base.shares.parts.items()}
+        parts = parts_of_efficiency(point.shares.parts, of_base)
+    predicted, base_predicted = point.predicted_seconds_per_epoch, base.predicted_seconds_per_epoch
+    predicted_speed_up = samples * base_predicted / predicted if predicted and base_predicted else None
+    is_same_work = point is not base and _work(point) == _work(base)
     serial = karp_flatt_fraction(speed_up.value, ranks) if is_same_work else None
-    return Comparison(base, speed_up, speed_up.scaled(1 / ranks), serial, parts, predicted_speed_up)
-
-
-def _seconds_of_parts(point: StudyPoint) -> dict[str, float]:
-    """Seconds of all ranks per training sample, by part."""
-    seconds = point.seconds_per_epoch.value * point.first.ranks / point.first.train_samples
-    return {name: share * seconds for name, share in point.shares.parts.items()}
+    return Comparison(base, judged, speed_up, efficiency, serial, parts, predicted_speed_up)
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,7 @@ class ScalingGroup:
     @property
     def comparisons(self) -> list[Comparison]:
         """The points compared with the base."""
-        return [_compare(point, self.base) for point in self.points]
+        return [compare_with(point, self.base) for point in self.points]
 
 
 def group_runs(runs: Sequence[RunRecord]) -> list[ScalingGroup]:
@@ -130,8 +129,9 @@ def group_runs(runs: Sequence[RunRecord]) -> list[ScalingGroup]:
         figures, header = figures_of(run), run.header
         settings = run.settings.model_dump(exclude={"output": True, "training": {"seed"}})
         layout = header.ranks, header.nodes, header.threads_per_rank, header.layout, header.transport
-        cell = CellResult(figures.folder, dict(figures.conditions), run, figures, is_timed=not run.untimed)
-        groups[str(sorted(figures.conditions.items()))][str((layout, settings))].append(cell)
+        point = groups[str(sorted(figures.conditions.items()))][str((layout, settings))]
+        values = {**figures.conditions, "repeat": len(point)}
+        point.append(CellResult(figures.folder, values, run, figures, is_timed=not run.untimed))
 
     def rank(point: StudyPoint) -> tuple[bool, int, float]:
         return not point.is_timed, point.first.ranks, point.seconds_per_epoch.value
@@ -181,7 +181,7 @@ class ScalingLine:
     def weak_efficiency(self) -> tuple[Estimate, ...]:
         """Seconds of the first point over those of each; of a line of weak scaling."""
         first, *others = self.points
-        ratios = [ratio_of_medians(first.epoch_times, point.epoch_times) for point in others]
+        ratios = [judge(first.times, point.times).estimate for point in others]
         if self.per_step:
             steps = [point.first.steps_per_epoch / first.first.steps_per_epoch for point in others]
             ratios = [ratio.scaled(more) for ratio, more in zip(ratios, steps, strict=True)]

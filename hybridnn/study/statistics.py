@@ -1,8 +1,7 @@
-"""Statistics of repeated runs: medians, means and their ratios with confidence intervals, means with deviations.
+"""Statistics of repeated runs: medians and means with confidence intervals, means with deviations.
 
 The rules are those of Hoefler and Belli 2015 (Scientific Benchmarking of Parallel Computing Systems): times have a
-confidence interval (rule 5), nothing is assumed about their distribution (rule 6), and a ratio is that of two summaries
-and not a summary of ratios (rule 4).
+confidence interval (rule 5), and nothing is assumed about the distribution of those that are not compared (rule 6).
 """
 
 from __future__ import annotations
@@ -10,10 +9,9 @@ from __future__ import annotations
 import math
 import statistics
 import sys
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -74,7 +72,7 @@ def median_of(values: Sequence[float]) -> Estimate:
     medians found (Efron and Tibshirani 1993, chapter 13). Of three to five measurements it reaches from the least to
     the greatest, and contains the median of the distribution with probability 1 - 2^(1-n): 94 % for five.
     """
-    return _bootstrap((tuple(values),), np.median)
+    return _bootstrap(tuple(values))
 
 
 def coverage_of_median(count: int) -> float:
@@ -82,43 +80,27 @@ def coverage_of_median(count: int) -> float:
     return min(CONFIDENCE, 1 - 2.0 ** (1 - count))
 
 
-def ratio_of_medians(above: Sequence[float], below: Sequence[float]) -> Estimate:
-    """Estimate the ratio of the medians of two independent series of positive measurements.
-
-    Both series are drawn again, so that the interval includes the variation of the base of a speed-up.
-    """
-    return _bootstrap((tuple(above), tuple(below)), _ratio)
-
-
-def ratio_in_rounds(above: Mapping[Hashable, float], below: Mapping[Hashable, float]) -> Estimate:
-    """Estimate the ratio of two series whose measurements were taken in the same rounds.
-
-    Of every round in both there is one ratio, so that drift of a machine from round to round cancels. Returned is their
-    geometric mean, with the interval of Student's t distribution of their logarithms, which holds from three rounds on
-    where errors are factors. Without three common rounds it is the ratio of the medians, without an interval.
-    """
-    ratios = [value / below[name] for name, value in above.items() if name in below]
-    if len(ratios) < LEAST_REPEATS:
-        return Estimate(statistics.median(above.values()) / statistics.median(below.values()))
-    return mean_with_interval(ratios, are_factors=True)
-
-
 def mean_with_interval(
-    values: Sequence[float], tail: float = (1 - CONFIDENCE) / 2, *, are_factors: bool = False
+    values: Sequence[float],
+    tail: float = (1 - CONFIDENCE) / 2,
+    *,
+    are_factors: bool = False,
+    least_deviation: float = 0.0,
 ) -> Estimate:
     """Estimate the mean of several values, with the interval of Student's t distribution beside two such tails.
 
     Of positive factors it is the geometric mean, with the interval of their logarithms. Where some values are infinite,
-    there is no interval.
+    there is no interval. The standard deviation counts as at least `least_deviation`.
     """
-    if len(set(values)) == 1:
+    if len(set(values)) == 1 and (not least_deviation or len(values) == 1 or not math.isfinite(values[0])):
         return Estimate(values[0], values[0], values[0])
     if infinite := {value for value in values if not math.isfinite(value)}:
         return Estimate(infinite.pop() if len(infinite) == 1 else math.nan)
     are_factors = are_factors and min(values) > 0
     numbers = [math.log(value) for value in values] if are_factors else list(values)
     mean = statistics.fmean(numbers)
-    half = _student_quantile(tail, len(numbers) - 1) * statistics.stdev(numbers) / math.sqrt(len(numbers))
+    deviation = max(statistics.stdev(numbers), least_deviation)
+    half = _student_quantile(tail, len(numbers) - 1) * deviation / math.sqrt(len(numbers))
     ends = mean, mean - half, mean + half
     return Estimate(*(math.exp(end) if end < LOG_OF_LARGEST else math.inf for end in ends) if are_factors else ends)
 
@@ -136,23 +118,19 @@ def mean_and_deviation(values: Sequence[float]) -> MeanDeviation:
     return MeanDeviation(statistics.fmean(values), deviation, len(values))
 
 
-def _ratio(first: Any, second: Any, axis: int = -1) -> Any:
-    return np.median(first, axis=axis) / np.median(second, axis=axis)
-
-
 @lru_cache(maxsize=4096)  # tables, plots and warnings of a report need the same ones
-def _bootstrap(series: tuple[tuple[float, ...], ...], statistic: Callable[..., Any]) -> Estimate:
-    arrays = [np.asarray(values, float) for values in series]
-    value = float(statistic(*arrays))
-    if min(map(len, arrays)) < LEAST_REPEATS:
+def _bootstrap(values: tuple[float, ...]) -> Estimate:
+    array = np.asarray(values, float)
+    value = float(np.median(array))
+    if len(values) < LEAST_REPEATS:
         return Estimate(value)
-    if all(np.ptp(array) == 0 for array in arrays):
+    if np.ptp(array) == 0:
         return Estimate(value, value, value)
     from scipy.stats import bootstrap
 
     found = bootstrap(
-        arrays,
-        statistic,
+        (array,),
+        np.median,
         n_resamples=RESAMPLES,
         vectorized=True,
         confidence_level=CONFIDENCE,

@@ -117,8 +117,13 @@ class StudyFile(Conclusions):
     )
     baseline: Table = Field(
         default_factory=dict,
-        description="Values of axes, such as `{grid = 'batch'}`: speed-ups are against cells that have them and the "
-        "same values of all other axes. Without it, a study that compares times of layouts has a cell of one rank.",
+        description="Values of axes, such as `{grid = 'batch'}`: speed-ups and differences of metrics are against "
+        "cells that have them and the same values of all other axes. Without it, a study that compares times of "
+        "layouts has a cell of one rank.",
+    )
+    margin: Positive | None = Field(
+        None,
+        description="Difference of the test metric to the baseline up to which a training costs nothing.",
     )
     machine: FilePath | None = Field(
         None,

@@ -75,7 +75,7 @@ class ManifestCell:
 class StudyManifest:
     """Content of ``study.json``.
 
-    `baseline`, `paper` and `compares` are those of the `Study`, `conclusions` those of the `CellPlan`.
+    `baseline`, `paper`, `compares` and `margin` are those of the `Study`, `conclusions` those of the `CellPlan`.
     """
 
     name: str
@@ -87,6 +87,7 @@ class StudyManifest:
     paper: str = ""
     conclusions: dict[str, Any] = field(default_factory=dict)
     compares: Literal["times", "training"] = "training"
+    margin: float | None = None
 
 
 _MANIFEST = TypeAdapter(StudyManifest)
@@ -149,6 +150,9 @@ class StudyFolder:
             if manifest.threads != study.keys.threads and finished:
                 problem = f"cell {finished[0]} ran with {manifest.threads} BLAS threads per rank; name another folder"
                 raise SettingError("threads", study.keys.threads, f"in {self.path} {problem}")
+            if manifest.margin != study.keys.margin and finished:
+                problem = f"in {self.path} cells ran before with margin = {manifest.margin}; name another folder"
+                raise SettingError("margin", study.keys.margin, problem)
         for cell in plan.cells:
             if self.has_ended(cell.id) and (change := self._change(cell)):
                 raise SettingError(
@@ -158,7 +162,7 @@ class StudyFolder:
     def begin(self, study: Study, plan: CellPlan) -> None:
         """Create the folder and write the manifest; raises `EnvironmentProblem` if that fails."""
         cells = [{"id": cell.id, "ranks": cell.ranks, "values": cell.values} for cell in plan.cells]
-        about = study.keys.model_dump(include={"name", "description", "threads", "paper", "compares"})
+        about = study.keys.model_dump(include={"name", "description", "threads", "paper", "compares", "margin"})
         about |= {"format": FORMAT, "reduced": study.reduced, "baseline": dict(study.baseline)}
         about |= {"conclusions": plan.conclusions, "cells": cells}
         with self._write_errors():

@@ -37,6 +37,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {plural(noun, number)}"
 
 
+def joined(texts: Sequence[str]) -> str:
+    """Texts with commas, and ``and`` before the last."""
+    return " and ".join(filter(None, [", ".join(texts[:-1]), *texts[-1:]]))
+
+
 def figure_text(value: float) -> str:
     """A loss or a metric, which is written alike wherever it is shown: ``0.8187``."""
     return f"{value:.4f}" if 1e-3 <= abs(value) < 1e4 or value == 0 else f"{value:.3e}"

@@ -63,7 +63,7 @@ def records_of(results: StudyResults, target: float | None) -> StudyRecords:
     """The records of a study's folder; `target` is that of its conclusions."""
     bases: dict[str, str] = {}
     for point in results.points:
-        base = base_of(results, point) if point.is_timed else None
+        base = base_of(results, point, results.timed) if point.is_timed else None
         bases |= dict.fromkeys((cell.id for cell in point.cells), base.cells[0].id if base else "")
     cells = tuple(_figures(cell, bases[cell.id], target) for cell in results.cells)
     unfinished = {name: state.status for name, state in results.unfinished.items()}

@@ -1,6 +1,6 @@
 """Verdicts on statements: whether the records of a study agree with each, with the measured figures.
 
-What is held against bounds has an interval of `hybridnn_papers.samples` at a confidence of 95 %, as Hoefler and Belli
+What is held against bounds has an interval of `hybridnn.study.judgement` at a confidence of 95 %, as Hoefler and Belli
 2015 (Scientific Benchmarking of Parallel Computing Systems, rules 5 to 7) ask for. Wholly within the bounds it agrees,
 wholly outside it does not, and otherwise these runs cannot decide. Where one comparison of several decides a statement,
 its interval is that of all of them at once.
@@ -18,12 +18,12 @@ from statistics import fmean
 from typing import Literal
 
 from hybridnn.study.axes import has_values
+from hybridnn.study.judgement import Contrast, Outcome, Sample, UndecidedError, decide
 from hybridnn.study.scaling import LAYOUT
 from hybridnn.study.statistics import LEAST_REPEATS, Estimate
 from hybridnn.utils.text import counted
 from hybridnn_papers.measures import MEASURES, SHARES
 from hybridnn_papers.records import CellFigures, StudyRecords
-from hybridnn_papers.samples import Contrast, Sample, UndecidedError
 from hybridnn_papers.statements import (
     Combination,
     Conclusions,
@@ -35,7 +35,6 @@ from hybridnn_papers.statements import (
     points_of,
 )
 
-Outcome = Literal["agrees", "does not", "cannot be decided"]
 OUTCOMES: tuple[Outcome, ...] = ("does not", "agrees", "cannot be decided")
 BEST_METRIC = "best_metric"
 MOST_NAMED = 3  # unfinished cells in a reason
@@ -135,17 +134,6 @@ SUMMARY_TEXTS: dict[Outcome, str] = {
     "agrees": "confirmed",
     "cannot be decided": "undecided",
 }
-
-
-def decide(estimate: Estimate, at_least: float | None, at_most: float | None) -> Outcome:
-    """Hold a value and its interval against bounds: agrees if all is within, does not if the interval is outside."""
-    if estimate.low is None or estimate.high is None or isnan(estimate.value):
-        return "cannot be decided"
-    least, most = -inf if at_least is None else at_least, inf if at_most is None else at_most
-    if least <= min(estimate.low, estimate.value) and max(estimate.high, estimate.value) <= most:
-        return "agrees"
-    is_outside = max(estimate.high, estimate.value) < least or min(estimate.low, estimate.value) > most
-    return "does not" if is_outside else "cannot be decided"
 
 
 def by_seed(cells: Iterable[CellFigures], quantity: str) -> dict[str, float]:

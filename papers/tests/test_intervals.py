@@ -11,12 +11,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from hybridnn.study.judgement import Contrast, Sample, UndecidedError, decide
 from hybridnn.study.statistics import Estimate
 from hybridnn.study.study_folder import ManifestCell
 from hybridnn_papers.records import CellFigures, StudyRecords
-from hybridnn_papers.samples import Contrast, Sample, UndecidedError
 from hybridnn_papers.statements import Conclusions
-from hybridnn_papers.verdicts import decide, verdicts_of
+from hybridnn_papers.verdicts import verdicts_of
 
 FINITE = st.floats(-1e6, 1e6)
 BOUND = st.one_of(st.none(), FINITE)

@@ -8,8 +8,10 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from scipy.stats import ttest_1samp
 
 from hybridnn.drawing.figures import COLUMN
 from hybridnn.drawing.learning_curve import RunCurves, compared_curves
@@ -73,10 +75,11 @@ def test_repeats_are_one_row_with_intervals(run_hybridnn: Run, tmp_path: Path) -
     folders = [f"{name}-{seed}" for name in ("one", "two") for seed in range(3)]
     rows = _rows(run_hybridnn("report", *folders)[1])
     assert [row[:7] for row in rows if row[0] == "2"] == [
-        ["2", "2x1", "-", "100", "2 [2, 2]", "2.50 [2.00, 3.00]", "125% [100%, 150%]"]
+        ["2", "2x1", "-", "100", "2 [2, 2]", "2.47 [1.49, 4.08]", "123% [74%, 204%]"]
     ]
     (group,) = json.loads(run_hybridnn("report", *folders, "--format", "json")[1])["groups"]
-    assert [run["speed_up_interval"] for run in group["runs"]] == [[None, None]] * 3 + [[2, 3]] * 3
+    paired = np.exp(ttest_1samp(np.log([2.0, 3.0, 2.5]), 0).confidence_interval(0.95)).tolist()
+    assert [run["speed_up_interval"] for run in group["runs"]] == [[None, None]] * 3 + [pytest.approx(paired)] * 3
 
 
 def test_json_has_the_same_figures_with_units(run_hybridnn: Run, tmp_path: Path) -> None:

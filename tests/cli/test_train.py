@@ -105,7 +105,7 @@ def test_text_shows_header_epochs_and_summary(capsys: pytest.CaptureFixture[str]
 
 
 def test_a_faster_layout_stands_in_the_header_of_parallel_ranks(capsys: pytest.CaptureFixture[str]) -> None:
-    advised = replace(HEADER, layout_advice="predicted 0.6 times as fast as one rank (hybridnn plan)", in_process=False)
+    advised = replace(HEADER, layout_advice="predicted 0.6 times as fast as 1 rank (hybridnn plan)", in_process=False)
     for header, quiet, shown in (
         (advised, False, True),
         (advised, True, False),

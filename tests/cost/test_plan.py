@@ -189,10 +189,12 @@ def test_a_layout_that_is_clearly_slower_gets_advice() -> None:
     work, slow_messages, calls = make_machine(), make_machine(alpha=1.0), make_machine(call=1.0, multiply_add=0.0)
     # With two microbatches, 3 / 4 of the time of one rank, against 1 / 2: no more than both errors.
     assert advice(pipeline, work) == ""
-    assert re.fullmatch(r"predicted 0\.\d+ times as fast as one rank \(.* 1\.5; .*", advice(pipeline, slow_messages))
+    assert re.fullmatch(
+        r"predicted slower than 1 rank \(0\.\d+ times as fast\) \(.* 1\.5; .*", advice(pipeline, slow_messages)
+    )
     assert advice(batch, work) == advice(batch, calls) == advice(Layout.uniform([(1, 1)], 4), work) == ""
     no_overlap = replace(Layout.uniform([(1, 1)] * 2, 4), method="sequential")  # as fast as one rank
-    text = "predicted 1 times as fast as one rank; batch 2 would be 2 times (within a factor of 1.5; hybridnn plan)"
+    text = "predicted 1 times as fast as 1 rank; batch 2 would be 2 times (within a factor of 1.5; hybridnn plan)"
     assert advice(no_overlap, work) == text
     quality = {"held_out_of": "passes", "noise": 0.0, "load_average": 0.0, "busy_ranks": 2}
     for error, expected in ((0.1, text), (0.24, text.replace("1.5", "1.6")), (0.5, "")):  # above 0.25: doubtful

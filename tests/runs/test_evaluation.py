@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hybridnn import ProcessGrid
-from hybridnn.data import load_dataset
+from hybridnn.data import Standardizer, load_dataset, split
 from hybridnn.errors import DataError, SettingError
 from hybridnn.runs.inference import Evaluation, evaluate_run
 from hybridnn.runs.trained_run import open_run
@@ -23,7 +23,13 @@ def evaluated(run: Path, source: str | Path | None = None, **choice: Any) -> Eva
 
 @pytest.mark.parametrize(
     "data",
-    [{"name": "digits"}, {"name": "synthetic"}, {"file": "mine.npz"}, {"file": "mine.npz", "standardize": False}],
+    [
+        {"name": "digits"},
+        {"name": "digits", "split_seed": 5},
+        {"name": "synthetic"},
+        {"file": "mine.npz"},
+        {"file": "mine.npz", "standardize": False},
+    ],
 )
 def test_figures_are_those_of_the_last_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: dict[str, Any]
@@ -38,6 +44,20 @@ def test_figures_are_those_of_the_last_epoch(
         last.validation_accuracy,
         last.validation_r2,
     )
+
+
+def test_split_seed_holds_the_test_samples_while_the_seed_of_the_training_varies(tmp_path: Path) -> None:
+    found = {}
+    for name, seed, held in (("a", 0, 7), ("b", 1, 7), ("c", 7, None), ("d", 1, None)):
+        data = {"name": "digits", "standardize": True} | ({} if held is None else {"split_seed": held})
+        options: dict[str, Any] = {"data": data, "training": {"epochs": 1, "seed": seed}, "model": {"hidden": [4]}}
+        found[name] = train(tmp_path / name, **options).validation_loss
+        with np.load(tmp_path / name / "standardization.npz") as file:
+            found[name + " x"] = file["x_mean"].tobytes()
+    assert found["a x"] == found["b x"] == found["c x"] != found["d x"]
+    assert len({found["a"], found["b"], found["c"]}) == 3, "other initial weights and orders"
+    train_rows, _ = split(load_dataset("digits").train, 0.2, 7)
+    assert Standardizer.fit(train_rows).x_mean.tobytes() == found["a x"]
 
 
 def standardized(run: Path, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

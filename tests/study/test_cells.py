@@ -13,6 +13,7 @@ from hybridnn.errors import SettingError
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.study.cells import CellPlan, make_cells
 from hybridnn.study.study_file import load_study
+from hybridnn.utils.files import shipped_folder
 
 PlanOf = Callable[..., CellPlan]
 
@@ -391,3 +392,11 @@ def test_threads_and_binding_are_axes(plan_of: PlanOf) -> None:
     assert cells[3].id == "ranks-2_threads-2_binding-core"
     placements = [(cell.placement.threads, cell.placement.binding) for cell in cells]
     assert placements == [(1, "none"), (1, "core"), (2, "none"), (2, "core")]
+
+
+@pytest.mark.parametrize(
+    ("name", "cells", "compares"), [("fastest_layout", 45, "times"), ("costs_accuracy", 60, "training")]
+)
+def test_shipped_studies_of_the_two_questions_have_their_cells(name: str, cells: int, compares: str) -> None:
+    study = load_study(shipped_folder("hpc_jobs") / f"{name}.toml")
+    assert (len(make_cells(study).cells), study.keys.compares) == (cells, compares)

@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy.stats import ttest_1samp
 
 from hybridnn.drawing.figures import figure_bytes
 from hybridnn.runs.quantities import differing
@@ -51,18 +53,21 @@ def test_strong_lines_have_speed_ups_against_one_rank(strong: StudyResults) -> N
     assert first.predicted == [(1, 2.5), (2, 1.25), (4, 1.0)]
     assert _speed_ups(strong) == {
         f"{width}-{ranks}-0": (speed_up, f"{width}-1-0")
-        for width, speed_ups in ((8, (1, 2, 2.5)), (16, (1, 2, 4)))
-        for ranks, speed_up in zip((1, 2, 4), speed_ups, strict=True)
+        for width, speed_ups in ((8, (1, 12 ** (1 / 3), 22.5 ** (1 / 3))), (16, (1, 2, 4)))
+        for ranks, speed_up in zip((1, 2, 4), map(pytest.approx, speed_ups), strict=True)
     }
     assert grid_maps(strong) == {}
     assert weak_lines(strong) == []
     assert breakdowns_of(strong) == {}
 
 
-def test_interval_of_a_speed_up_includes_the_spread_of_the_base(strong: StudyResults) -> None:
+def test_interval_of_a_speed_up_is_that_of_the_ratios_in_the_rounds_that_both_have(strong: StudyResults) -> None:
     found = compare_points(strong)
-    assert found["8-4-0"].speed_up == Estimate(2.5, 2.0, 4.5)  # of 4 to 9 s, over 2 s
-    assert found["8-4-0"].efficiency == Estimate(0.625, 0.5, 1.125)
+    logs = np.log([4 / 2, 5 / 2, 9 / 2])
+    expected = np.exp([logs.mean(), *ttest_1samp(logs, 0).confidence_interval(0.95)])
+    speed_up, efficiency = found["8-4-0"].speed_up, found["8-4-0"].efficiency
+    assert (speed_up.value, speed_up.low, speed_up.high) == pytest.approx(tuple(expected))
+    assert (efficiency.value, efficiency.low, efficiency.high) == pytest.approx(tuple(expected / 4))
     assert found["8-1-0"].speed_up == Estimate(1.0)
 
 
@@ -344,8 +349,10 @@ def test_runs_that_differ_in_their_seeds_are_repeats_with_an_interval(tmp_path: 
     assert [len(point.cells) for point in group.points] == [3, 3, 1]
     assert [point.seconds_per_epoch for point in group.points] == [Estimate(5, 4, 6), Estimate(2, 2, 4), Estimate(3)]
     found = group.comparisons[1].speed_up
-    assert (found.value, found.low, found.high) == (2.5, 1.0, 3.0)
-    assert group.comparisons[2].speed_up == Estimate(5 / 3), "another setting, of one run"
+    logs = np.log([4 / 2, 6 / 2, 5 / 4])
+    expected = np.exp([logs.mean(), *ttest_1samp(logs, 0).confidence_interval(0.95)])
+    assert (found.value, found.low, found.high) == pytest.approx(tuple(expected))
+    assert group.comparisons[2].speed_up == Estimate(pytest.approx(4 / 3)), "another setting, of one run"
 
 
 @pytest.mark.parametrize(

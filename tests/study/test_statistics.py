@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import statistics
 from math import comb
 
@@ -13,7 +12,6 @@ from hybridnn.study.statistics import (
     MeanDeviation,
     mean_and_deviation,
     median_of,
-    ratio_of_medians,
 )
 
 
@@ -39,23 +37,9 @@ def test_interval_of_a_median_has_the_quantiles_of_all_resamples(count: int) -> 
     assert (found.low, found.high) == (_exact_quantile(values, tail), _exact_quantile(values, 1 - tail))
 
 
-def test_interval_of_a_ratio_has_the_quantiles_of_all_resamples() -> None:
-    above, below = [4.0, 5.0, 9.0, 6.0], [2.0, 2.5, 3.0]
-    ratios = [
-        statistics.median(first) / statistics.median(second)
-        for first in itertools.product(above, repeat=4)
-        for second in itertools.product(below, repeat=3)
-    ]
-    low, high = np.quantile(ratios, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
-    found = ratio_of_medians(above, below)
-    assert found.value == statistics.median(above) / statistics.median(below)
-    assert (found.low, found.high) == (pytest.approx(low, abs=0.05), pytest.approx(high, abs=0.05))
-
-
 def test_few_or_equal_measurements_have_no_interval_or_one_point() -> None:
     assert median_of([1.0]) == Estimate(1.0)
     assert median_of([1.0, 2.0]) == Estimate(1.5)
-    assert ratio_of_medians([1.0, 2.0, 3.0], [4.0, 4.0]) == Estimate(0.5)
     assert median_of([2.0, 2.0, 2.0]) == Estimate(2.0, 2.0, 2.0)
 
 

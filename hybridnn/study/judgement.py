@@ -1,0 +1,265 @@
+"""Judgement: what measurements that were taken several times allow to be said. Nothing else compares two means.
+
+A quantity has one value for every seed, or for every repeat of a time. Two sides of a comparison are taken seed by
+seed, or round by round, as differences or ratios; the interval of their mean is that of Student's t distribution. Times
+and ratios are compared by their logarithms, so that the mean is the geometric one. Shares of runs (`converged`,
+`diverged`) have the interval of Clopper and Pearson 1934, and their differences that of Newcombe 1998 (Interval
+estimation for the difference between independent proportions, method 10) with it. Where one of several comparisons
+decides, the error of 5 % is divided by their number (Bonferroni).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import exp, hypot, inf, isfinite, isnan, log, nan, sqrt
+from statistics import fmean
+from typing import Literal
+
+from hybridnn.study.statistics import CONFIDENCE, LEAST_REPEATS, Estimate, mean_with_interval
+from hybridnn.utils.text import counted
+
+By = Literal["difference", "ratio"]
+Outcome = Literal["agrees", "does not", "cannot be decided"]
+Conclusion = Literal["lower", "higher", "equal", "undecided"]
+
+MOST_DIGITS = 9  # after the point
+
+
+class UndecidedError(Exception):
+    """A comparison that cannot be made; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A quantity at a point of a study.
+
+    Attributes
+    ----------
+    values : mapping of str to float
+        By seed, or by repeat and seed; of an exact quantity, one.
+    kind : {"time", "training", "share", "exact"}
+        A share has a 0 or a 1 for every seed.
+    choices : int
+        Number of points of which this one was chosen by its value.
+    step : float
+        Smallest difference between two values, such as one test sample of an accuracy; 0 if there is none.
+    """
+
+    values: Mapping[str, float]
+    kind: Literal["time", "training", "share", "exact"]
+    choices: int = 1
+    step: float = 0.0
+
+    @property
+    def mean(self) -> float:
+        """The mean; of times the geometric one."""
+        return _mean(list(self.values.values()), is_factor=self.kind == "time") if self.values else nan
+
+    def scaled(self, factor: float) -> Sample:
+        """The quantity in other units, `factor` times as large."""
+        return replace(self, values={name: factor * value for name, value in self.values.items()})
+
+    def over(self, other: Sample, factor: float = 1.0) -> Sample:
+        """The ratios to another quantity in the rounds that both have, `factor` times as large."""
+        common = [name for name in self.values if name in other.values]
+        if not common:
+            raise UndecidedError("no repeat of the baseline is one of these repeats")
+        return Sample({name: factor * self.values[name] / other.values[name] for name in common}, self.kind)
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """What is held against bounds: a quantity, or its difference or ratio to another one.
+
+    Raises `UndecidedError` where the two sides were measured with different seeds or repeats.
+    """
+
+    side: Sample
+    other: Sample | None = None
+    by: By = "difference"
+
+    def __post_init__(self) -> None:
+        if self.other is not None:
+            if self.side.values.keys() != self.other.values.keys():
+                raise UndecidedError("sides are compared seed by seed or round by round, and these differ in them")
+            if self.side.kind == "share" and self.by == "ratio":
+                raise UndecidedError("shares of runs are compared by their difference")
+
+    @property
+    def values(self) -> list[float]:
+        """What is compared, for every seed or round."""
+        if self.other is None:
+            return list(self.side.values.values())
+        pairs = [(value, self.other.values[name]) for name, value in self.side.values.items()]
+        return [_ratio(*pair) if self.by == "ratio" else _difference(*pair) for pair in pairs]
+
+    @property
+    def choices(self) -> int:
+        """The larger number of points of which a side was chosen."""
+        return max(self.side.choices, 1 if self.other is None else self.other.choices)
+
+    @property
+    def runs(self) -> str:
+        """The number of seeds or repeats, as text; empty for an exact quantity."""
+        names = {"exact": "", "time": "repeats"}
+        name = names.get(self.side.kind, "seeds")
+        return f"{len(self.side.values)} {name}" if name else ""
+
+    def estimate(self, comparisons: int = 1) -> Estimate:
+        """The mean with an interval for one of so many comparisons.
+
+        It covers the true value with a probability of `CONFIDENCE`, or more where there are several comparisons or a
+        side is the best of several points: the rest is divided by their number (Bonferroni). There is no interval with
+        fewer than `LEAST_REPEATS` seeds or repeats, or where some values are infinite.
+        """
+        tail = (1 - CONFIDENCE) / (2 * comparisons * self.choices)
+        values, is_exact = self.values, self.side.kind == "exact"
+        if self.side.kind == "share":
+            found = _share(self.side, self.other, tail)
+        else:
+            is_factor = self.by == "ratio" or (self.side.kind == "time" and self.other is None)
+            # Rounding of two values to a step: that some seeds agree does not show that all do.
+            rounding = 0.0 if is_factor else self.side.step / sqrt(6)
+            found = mean_with_interval(values, tail, are_factors=is_factor, least_deviation=rounding)
+        return found if is_exact or len(values) >= LEAST_REPEATS else Estimate(found.value)
+
+
+def decide(estimate: Estimate, at_least: float | None, at_most: float | None) -> Outcome:
+    """Hold a value and its interval against bounds: agrees if all is within, does not if the interval is outside."""
+    if estimate.low is None or estimate.high is None or isnan(estimate.value):
+        return "cannot be decided"
+    least, most = -inf if at_least is None else at_least, inf if at_most is None else at_most
+    if least <= min(estimate.low, estimate.value) and max(estimate.high, estimate.value) <= most:
+        return "agrees"
+    is_outside = max(estimate.high, estimate.value) < least or min(estimate.low, estimate.value) > most
+    return "does not" if is_outside else "cannot be decided"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A quantity compared with that of a base, in the seeds or rounds that both have.
+
+    Attributes
+    ----------
+    estimate : Estimate
+        Mean difference to the base, or geometric mean of the ratios to it, with the interval for one of all
+        comparisons.
+    conclusion : {"lower", "higher", "equal", "undecided"}
+        ``"equal"``: the interval lies within the margin.
+    by : {"ratio", "difference"}
+    pairs : tuple of float
+        The differences or ratios.
+    reservation : str
+        Why nothing can be concluded: too few seeds or rounds, runs that diverged or were disturbed; else empty.
+    """
+
+    estimate: Estimate
+    conclusion: Conclusion
+    by: By
+    pairs: tuple[float, ...]
+    reservation: str = ""
+
+    @property
+    def text(self) -> str:
+        """The estimate, with the digits that show on which side of no difference the ends of its interval are."""
+        none, spec, least = (1.0, ".", 2) if self.by == "ratio" else (0.0, "+.", 4)
+        ends = [end for end in (self.estimate.low, self.estimate.high) if end is not None and end != none]
+        digits = next((it for it in range(least, MOST_DIGITS) if none not in [round(end, it) for end in ends]), least)
+        value = round(self.estimate.value, digits) + 0.0  # no -0
+        return replace(self.estimate, value=value).format(f"{spec}{digits}f")
+
+
+def judge(
+    side: Sample, base: Sample, by: By = "ratio", *, comparisons: int = 1, margin: float = 0.0, reservation: str = ""
+) -> Judgement:
+    """Compare a quantity with that of a base, and conclude what its interval allows.
+
+    Parameters
+    ----------
+    side, base : Sample
+        Those of their seeds or rounds count that both have. Without one, their means are compared, and nothing is
+        concluded.
+    by : {"ratio", "difference"}
+    comparisons : int
+        Number of comparisons that are concluded from, of which this is one.
+    margin : float
+        Largest difference that counts as none, or with ``"ratio"`` its excess over 1.
+    reservation : str
+        Why nothing is concluded, such as runs that were disturbed by other processes.
+    """
+    none, unit = 1.0 if by == "ratio" else 0.0, "round" if side.kind == "time" else "seed"
+    common = [name for name in side.values if name in base.values]
+    if not common:
+        means = _ratio(side.mean, base.mean) if by == "ratio" else side.mean - base.mean
+        return Judgement(Estimate(means), "undecided", by, (), reservation or f"no {unit} is common")
+    first, second = (replace(it, values={name: it.values[name] for name in common}) for it in (side, base))
+    contrast = Contrast(first, second, by)
+    estimate = contrast.estimate(comparisons)
+    conclusion: Conclusion = "undecided"
+    least = 1 / (1 + margin) if by == "ratio" else -margin
+    if estimate.low is None or estimate.high is None:
+        few = f"{counted(len(common), unit)} cannot show a difference"
+        reservation = reservation or (few if len(common) < LEAST_REPEATS else "some runs diverged")
+    elif not reservation:
+        if margin and decide(estimate, least, none + margin) == "agrees":
+            conclusion = "equal"
+        elif not estimate.low <= none <= estimate.high:
+            conclusion = "higher" if estimate.low > none else "lower"
+    return Judgement(estimate, conclusion, by, tuple(contrast.values), reservation)
+
+
+def fastest_of(
+    layouts: Sequence[Sample], reservation: str = "", answers: int = 1
+) -> tuple[int, list[tuple[int, Judgement]], list[str]]:
+    """The index of the layout of the least time, the others by their time, each compared with it, and the rounds.
+
+    These are the rounds that all have; without such a round, nothing is concluded from all times of each. The first
+    is the fastest if every other one takes longer by its interval, that of one of so many `answers` of a study. As this
+    needs every comparison, none is corrected for their number: if several layouts are equally fast everywhere, one is
+    called the fastest in at most 5 % of studies.
+    """
+    common = [name for name in layouts[0].values if all(name in layout.values for layout in layouts)]
+    doubt = reservation or ("" if common else "no round has all layouts")
+    counted_in = [replace(it, values={name: it.values[name] for name in common or it.values}) for it in layouts]
+    best, *others = sorted(range(len(layouts)), key=lambda index: counted_in[index].mean)
+    judged = [judge(counted_in[at], counted_in[best], comparisons=answers, reservation=doubt) for at in others]
+    return best, list(zip(others, judged, strict=True)), common
+
+
+def _difference(value: float, other: float) -> float:
+    return nan if value == other and not isfinite(value) else value - other
+
+
+def _ratio(value: float, other: float) -> float:
+    if other == 0 or not (isfinite(value) or isfinite(other)):
+        return nan
+    return value / other
+
+
+def _mean(values: list[float], *, is_factor: bool) -> float:
+    return exp(fmean(map(log, values))) if is_factor and all(0 < value < inf for value in values) else fmean(values)
+
+
+def _share(side: Sample, other: Sample | None, tail: float) -> Estimate:
+    """A share of the runs, or the difference of two, with its interval."""
+    first = _clopper_pearson(side, tail)
+    if other is None:
+        return Estimate(*first)
+    (p, low, high), (q, other_low, other_high) = first, _clopper_pearson(other, tail)
+    return Estimate(p - q, p - q - hypot(p - low, other_high - q), p - q + hypot(high - p, q - other_low))
+
+
+def _clopper_pearson(sample: Sample, tail: float) -> tuple[float, float, float]:
+    runs, hits = len(sample.values), round(sum(sample.values.values()))
+    low = _beta(tail, hits, runs - hits + 1) if hits else 0.0
+    high = _beta(1 - tail, hits + 1, runs - hits) if hits < runs else 1.0
+    return hits / runs, low, high
+
+
+@lru_cache(maxsize=1024)
+def _beta(probability: float, a: int, b: int) -> float:
+    from scipy.stats import beta
+
+    return float(beta.ppf(probability, a, b))

@@ -1,0 +1,173 @@
+"""The judgement on simulated studies of which the truth is known, and on measurements that allow no conclusion."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Literal
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy.stats import ttest_1samp
+
+from hybridnn.study.judgement import Judgement, Sample, fastest_of, judge
+from hybridnn.study.statistics import Estimate
+
+STUDIES = 1000
+SAMPLES = 360  # of a test
+MOST_FALSE = 0.05 + 3 * np.sqrt(0.05 * 0.95 / STUDIES)  # 5 %, and three standard deviations of the count
+DEVIATION = 0.03  # of a paired time: sqrt(2) times that of each
+Draw = Callable[[int, int], NDArray[np.float64]]
+
+
+def times(values: Iterable[float]) -> Sample:
+    return Sample({str(number): float(value) for number, value in enumerate(values)}, "time")
+
+
+def accuracies(values: Iterable[float]) -> Sample:
+    return Sample({str(number): float(value) for number, value in enumerate(values)}, "training", step=1 / SAMPLES)
+
+
+def drawn_times(generator: np.random.Generator, true: NDArray[np.float64], rounds: int) -> list[Sample]:
+    """Times in rounds, each of which slows down the machine in its own way."""
+    drift = generator.normal(0, 0.2, rounds)
+    noise = generator.normal(0, DEVIATION / np.sqrt(2), (len(true), rounds))
+    return [times(values) for values in true[:, None] * np.exp(drift + noise)]
+
+
+@pytest.mark.parametrize("rounds", [3, 5, 8])
+@pytest.mark.parametrize("layouts", [2, 3, 8])
+@pytest.mark.parametrize("slower", [1.0, 1.3])
+def test_layouts_that_are_equally_fast_have_no_fastest(rounds: int, layouts: int, slower: float) -> None:
+    generator = np.random.default_rng([rounds, layouts])
+    true = np.array([1.0, 1.0, *[slower] * (layouts - 2)])
+    claims = [
+        all(found.conclusion == "higher" for _, found in fastest_of(drawn_times(generator, true, rounds))[1])
+        for _ in range(STUDIES)
+    ]
+    assert np.mean(claims) < MOST_FALSE
+
+
+def test_a_study_of_several_numbers_of_ranks_has_no_more_false_answers() -> None:
+    generator = np.random.default_rng(5)
+    claims = [
+        any(
+            found.conclusion == "higher"
+            for _ in range(3)
+            for _, found in fastest_of(drawn_times(generator, np.ones(2), 5), answers=3)[1]
+        )
+        for _ in range(STUDIES)
+    ]
+    assert np.mean(claims) < MOST_FALSE
+
+
+def test_a_layout_that_is_a_tenth_faster_is_found() -> None:
+    generator = np.random.default_rng(0)
+    for layouts in (2, 9):
+        true = np.array([1.0, *[1.1] * (layouts - 1)])
+        found = [fastest_of(drawn_times(generator, true, 5)) for _ in range(STUDIES)]
+        right = [best == 0 and all(one.conclusion == "higher" for _, one in others) for best, others, _ in found]
+        assert np.mean(right) >= 0.8
+
+
+def judged_methods(
+    generator: np.random.Generator, costs: Iterable[float], seeds: int = 5, noise: float = 0.004, margin: float = 0.02
+) -> list[Judgement]:
+    """Accuracies of methods that cost so much, each beside one baseline, as parts of 360 test samples."""
+    costs = list(costs)
+    drift = generator.normal(0, 0.011, seeds)
+    true = 0.95 - np.array([0.0, *costs])[:, None] + drift
+    base, *others = (
+        accuracies(row) for row in np.round(SAMPLES * (true + generator.normal(0, noise, true.shape))) / SAMPLES
+    )
+    return [judge(other, base, "difference", comparisons=len(costs), margin=margin) for other in others]
+
+
+def test_methods_that_cost_nothing_are_rarely_said_to_cost_accuracy() -> None:
+    generator = np.random.default_rng(1)
+    studies = [judged_methods(generator, [0.0] * 5) for _ in range(STUDIES)]
+    assert np.mean([any(found.conclusion in ("lower", "higher") for found in study) for study in studies]) < MOST_FALSE
+
+
+def test_a_cost_beyond_the_margin_is_never_nothing() -> None:
+    """Of eight methods one costs more than the margin; that the interval lies within it is as rare as stated."""
+    generator = np.random.default_rng(2)
+    studies = [judged_methods(generator, [0.021, *[0.0] * 7], seeds=8) for _ in range(STUDIES)]
+    assert np.mean([study[0].conclusion == "equal" for study in studies]) < MOST_FALSE
+
+
+@pytest.mark.parametrize("seeds", [3, 4, 5])
+@pytest.mark.parametrize("noise", [0.001, 0.002])
+def test_accuracies_that_agree_in_few_samples_show_no_certainty(seeds: int, noise: float) -> None:
+    """Differences of a few test samples are often equal in all of three seeds; that is no interval of zero width."""
+    generator = np.random.default_rng(4)
+    studies = [judged_methods(generator, [0.0051] * 5, seeds, noise, margin=0.005) for _ in range(STUDIES)]
+    assert np.mean([any(found.conclusion == "equal" for found in study) for study in studies]) < MOST_FALSE
+    studies = [judged_methods(generator, [0.0] * 5, seeds, noise, margin=0.001) for _ in range(STUDIES)]
+    assert np.mean([any(found.conclusion == "lower" for found in study) for study in studies]) < MOST_FALSE
+
+
+def test_interval_is_that_of_student_and_the_drift_of_the_rounds_cancels() -> None:
+    random = np.random.default_rng(1)
+    drift = np.exp(random.normal(0, 1, 5))
+    above, below = (drift * factor * np.exp(random.normal(0, 0.01, 5)) for factor in (1.2, 1.0))
+    found = judge(times(above), times(below)).estimate
+    expected = ttest_1samp(np.log(above / below), 0).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx(tuple(np.exp([expected.low, expected.high])))
+    assert found.value == pytest.approx(np.exp(np.log(above / below).mean()))
+    assert (found.low or 0) > 1.15
+
+
+def test_a_tenth_is_found_among_eight_comparisons() -> None:
+    generator = np.random.default_rng(3)
+    for sign, conclusion in ((1, "higher"), (-1, "lower")):
+        logs = sign * np.log(1.1) + generator.normal(0, DEVIATION, (STUDIES, 5))
+        found = [judge(times(np.exp(row)), times(np.ones(5)), comparisons=8).conclusion for row in logs]
+        assert np.mean([one == conclusion for one in found]) >= 0.8
+
+
+@pytest.mark.parametrize("by", ["ratio", "difference"])
+def test_too_little_allows_no_conclusion(by: Literal["ratio", "difference"]) -> None:
+    base, other = [1.0, 1.0, 1.0], [2.0, 2.0, 2.1]
+    assert judge(times(other[:1]), times(base), by).reservation == "1 round cannot show a difference"
+    assert judge(accuracies(other[:2]), accuracies(base), by).reservation == "2 seeds cannot show a difference"
+    assert judge(times(other), times(base), by, reservation="3 runs were disturbed").conclusion == "undecided"
+    assert judge(accuracies([1.0, 2.0, np.inf]), accuracies(base), by).reservation == "some runs diverged"
+    assert judge(times(other), times(base), by).conclusion == "higher"
+    none = judge(Sample({"a": 2.0}, "time"), times(base), by)
+    assert (none.estimate, none.reservation) == (Estimate(2.0 if by == "ratio" else 1.0), "no round is common")
+
+
+def test_equal_is_only_what_lies_within_the_margin() -> None:
+    base = accuracies([0.90, 0.92, 0.94, 0.91])
+    near = accuracies([0.901, 0.919, 0.941, 0.909])
+    assert judge(base, base, "difference", margin=0.01).conclusion == "equal"
+    assert judge(near, base, "difference", margin=0.01).conclusion == "equal"
+    assert judge(near, base, "difference", margin=0.001).conclusion == "undecided"
+    assert judge(near, base, "difference").conclusion == "undecided"
+
+
+def test_the_fastest_is_chosen_in_the_rounds_that_all_have() -> None:
+    """Three fast rounds of one layout say nothing beside seven of another, of which four were slow for all."""
+    first, second = times([0.060, 0.060, 0.060]), times([0.055, 0.054, 0.056, 0.08, 0.081, 0.08, 0.08])
+    best, ((other, found),), rounds = fastest_of([first, second])
+    assert (best, other, found.conclusion, rounds) == (1, 0, "higher", ["0", "1", "2"])
+    assert (found.estimate.low or 0) > 1
+
+
+@pytest.mark.parametrize(
+    ("found", "by", "expected"),
+    [
+        (Estimate(1.06, 1.0045, 1.11), "ratio", "1.060 [1.004, 1.110]"),
+        (Estimate(1.06, 0.97, 1.11), "ratio", "1.06 [0.97, 1.11]"),
+        (Estimate(1.0, 1.0, 1.0), "ratio", "1.00 [1.00, 1.00]"),
+        (Estimate(-1e-17, -0.001, 0.001), "difference", "+0.0000 [-0.0010, +0.0010]"),
+        (Estimate(0.01, 0.00002, 0.02), "difference", "+0.01000 [+0.00002, +0.02000]"),
+        (Estimate(0.01), "difference", "+0.0100"),
+        (Estimate(float("nan")), "difference", "-"),
+    ],
+)
+def test_printed_ends_of_an_interval_are_on_their_side_of_no_difference(
+    found: Estimate, by: Literal["ratio", "difference"], expected: str
+) -> None:
+    assert Judgement(found, "undecided", by, ()).text == expected
