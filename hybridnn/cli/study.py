@@ -223,16 +223,20 @@ def report(
         Path | None, option("Folder of the report; by default FOLDER/report, of several FOLDER/comparison.", "FOLDER")
     ] = None,
     pictures: Annotated[Pictures, typer.Option("--pictures", help="Format of the plots.")] = Pictures.svg,
+    columns: Annotated[
+        int, option("Width of the plots in columns of a page, 1 or 2: 8.4 or 17.5 cm.", "N", least=1, most=2)
+    ] = 1,
     output_format: OutputFormat = Format.text,
 ) -> None:
     """Write the report of a study's finished cells: tables and plots; exit code 1 where cells failed."""
+    from hybridnn.drawing.figures import COLUMN, TWO_COLUMNS
     from hybridnn.study.report import report_facts, write_report
     from hybridnn.study.results import read_results
 
     with first_rank_alone():
         results = read_results(*folders)
         place = out or folders[0] / ("report" if len(folders) == 1 else "comparison")
-        files = write_report(results, place, pictures.value)
+        files = write_report(results, place, pictures.value, COLUMN if columns == 1 else TWO_COLUMNS)
         if output_format is Format.json:
             write_json(report_facts(results) | {"files": [str(path) for path in files]})
         else:
@@ -336,6 +340,7 @@ def _print_report(results: StudyResults, files: Sequence[Path]) -> None:
     """Print fastest layouts, the table of points, warnings, unfinished cells with their reasons, and the files."""
     from hybridnn.study.answer import conditions_text, fastest_layouts, warnings_of
     from hybridnn.study.report import THREADS, point_rows
+    from hybridnn.study.results import mark_note
 
     if results.findings.summary:
         print(results.findings.summary)
@@ -349,7 +354,7 @@ def _print_report(results: StudyResults, files: Sequence[Path]) -> None:
     print_table(make_console(), new_table((), titles, (tuple(row.values()) for row in rows), show_edge=False))
     if len(threads) == 1:
         print(f"BLAS {THREADS}: {threads.pop()}")
-    print(conditions_text(results))
+    print(f"{conditions_text(results)} {mark_note(results.points)}".rstrip())
     for lines in results.findings.lines:
         print("\n    ".join(lines))
     for warning in warnings_of(results):

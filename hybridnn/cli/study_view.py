@@ -14,7 +14,7 @@ from hybridnn.comm.hosts import MOST_DISTURBANCE, busy_text
 from hybridnn.runs.records import crowding_text
 from hybridnn.study.cells import Cell
 from hybridnn.study.runner import MOST_REPEATS, CellOutcome, StudyRun, StudyView
-from hybridnn.study.study_folder import ENDED, FAILURES
+from hybridnn.study.study_folder import FAILURES
 from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
@@ -104,8 +104,7 @@ class StudyProgress(StudyView):
         for outcome in outcomes:
             if outcome.status in FAILURES:
                 self._print(f"{outcome.status}: {folder.cell(outcome.cell.id)}\n  {outcome.reason}")
-        unfinished = {cell.id for cell, status in zip(self._run.chosen, states, strict=True) if status not in ENDED}
-        if held := sum(outcome.status == "held" and outcome.cell.id in unfinished for outcome in outcomes):
+        if held := sum(found.status == "held" and not folder.has_ended(found.cell.id) for found in outcomes):
             self._print(f"another process runs {counted(held, 'cell')}")
 
     def _print(self, text: str) -> None:

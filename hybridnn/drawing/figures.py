@@ -35,21 +35,26 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#66
 """Colours of lines, points and bars: those of Okabe and Ito (2008), which colour-blind readers can tell apart, but
 yellow, and violet."""
 
-PART_COLORS = {
-    "compute": COLORS[0],
-    "smaller products": COLORS[4],
-    "overhead": MUTED,
-    "communicate": COLORS[1],
-    "bubble": COLORS[3],
-    "wait": COLORS[5],
+PART_STYLES: dict[str, dict[str, Any]] = {
+    name: {"facecolor": color, "hatch": hatch, "edgecolor": NAMED_COLORS["paper"][0], "linewidth": 0.5}
+    for name, color, hatch in (
+        ("compute", COLORS[0], ""),
+        ("smaller products", COLORS[4], ""),
+        ("overhead", MUTED, "...."),
+        ("communicate", COLORS[1], "/////"),
+        ("bubble", COLORS[3], "xxxx"),
+        ("wait", COLORS[5], "\\" * 5),
+    )
 }
-"""Colours of the parts of the ranks' time, from the bottom of a bar."""
+"""Bars of the parts of the ranks' time, from the bottom: they differ in grey too, by lightness or hatches."""
 
 ON_LIGHT, ON_DARK = "#10161d", "#ffffff"
 """Colours of texts on coloured cells, which are the same on light and dark pages."""
 
-COLUMN = 3.3
-"""Width of a figure in inches, the column of a page: 8.4 centimetres."""
+COLUMN, TWO_COLUMNS = 3.3, 6.9
+"""Widths of a figure in inches, one column of a page and two: 8.4 and 17.5 centimetres."""
+
+RESOLUTION = 300  # pixels per inch of a PNG
 
 PANEL = 2.3
 """Height of a figure of one plot in inches."""
@@ -76,7 +81,7 @@ def new_figure(width: float, height: float) -> Figure:
     """A figure with a size in inches, without pyplot: no display, no global state."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), dpi=150, layout="constrained")
+    return Figure(figsize=(width, height), dpi=RESOLUTION, layout="constrained")
 
 
 def column_figure(*heights: float) -> tuple[Figure, Sequence[Axes]]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from hybridnn.cost.prediction.predict import ScalingCurve, SimulatedStep
 from hybridnn.drawing.drawing import Box, Drawing, Row, draw_timeline
-from hybridnn.drawing.figures import COLORS, MUTED, PANEL, PART_COLORS, column_figure, legend_above, ratio_tick, tidy
+from hybridnn.drawing.figures import COLORS, MUTED, PANEL, PART_STYLES, column_figure, legend_above, ratio_tick, tidy
 from hybridnn.pipeline.checks.simulated_schedule import TimedInstruction, Timeline
 from hybridnn.pipeline.schedules.instructions import ReduceGradients, Update
 from hybridnn.utils.text import MILLISECONDS, format_milliseconds
@@ -147,10 +147,10 @@ def _draw_shares(curve: ScalingCurve) -> Figure:
     figure, (axes,) = column_figure(PANEL)
     positions = range(len(curve.points))
     bottom = np.zeros(len(curve.points))
-    for name, color in PART_COLORS.items():
+    for name, style in PART_STYLES.items():
         shares = np.array([point.shares[name] for point in curve.points])
         if shares.any():
-            axes.bar(positions, shares, bottom=bottom, color=color, label=name, width=0.8)
+            axes.bar(positions, shares, bottom=bottom, label=name, width=0.8, **style)
         bottom = bottom + shares
     labels = [str(point.ranks) for point in curve.points]
     axes.set_xticks(list(positions), labels, rotation=90 if len(labels) > 8 else 0)

@@ -185,11 +185,12 @@ def run_study(
 ) -> list[CellOutcome]:
     """Run the chosen cells that are not finished, `jobs` of them at once; a failed one does not stop the others.
 
-    A run is ended after `limit` seconds, and its cell counts as failed. In a study that compares times, a disturbed cell
-    is repeated up to `MOST_REPEATS` times unless `accept_disturbed`; of its runs the least disturbed is kept. Returned are the outcomes of the cells that were not
-    finished before; after the warning before the time limit of a batch job (SIGUSR1), the last of them are those that
-    were ended. If the next run of the study resumes a cell or continues with the next one, raises `StoppedBySignal`
-    after that warning; after SIGINT or SIGTERM `KeyboardInterrupt`, when the running cells have been ended.
+    A run is ended after `limit` seconds, and its cell counts as failed. In a study that compares times, a disturbed
+    cell is repeated up to `MOST_REPEATS` times unless `accept_disturbed`; the least disturbed run is kept. Returned are
+    the outcomes of the cells that were not finished before; after the warning before the time limit of a batch job
+    (SIGUSR1), the last of them are those that were ended. If the next run of the study resumes a cell or continues with
+    the next one, raises `StoppedBySignal` after that warning; after SIGINT or SIGTERM `KeyboardInterrupt`, when the
+    running cells have been ended.
 
     Raises `EnvironmentProblem` if the folder cannot be written or the launcher cannot be started, `SettingError` if the
     launcher cannot place the ranks of a cell, or cells that run at once would disturb the times that are compared.
@@ -252,13 +253,7 @@ def _require_end(run: StudyRun, outcomes: Sequence[CellOutcome], *, others: bool
 
 
 def _run_cell(
-    run: StudyRun,
-    cell: Cell,
-    view: StudyView,
-    repeats: int,
-    limit: float | None,
-    train: TrainCommand,
-    signals: Signals,
+    run: StudyRun, cell: Cell, view: StudyView, repeats: int, limit: float | None, train: TrainCommand, signals: Signals
 ) -> CellOutcome:
     """Run a cell unless another process does, repeat it while it is disturbed, and return its outcome.
 
@@ -273,9 +268,9 @@ def _run_cell(
         if run.folder.has_ended(cell.id):  # by another process in the meantime
             return _ended(run, cell, folder)
         run.folder.prepare(cell, resume=run.resumes)
-        outcome = _run_once(run, cell, folder, limit, train, signals, lock.descriptor)
+        outcome = found = _run_once(run, cell, folder, limit, train, signals, lock.descriptor)
         for number in range(1, 1 + repeats):
-            if signals or not outcome.disturbance:
+            if signals or not outcome.disturbance or found.status not in ENDED:
                 break
             view.on_repeat(outcome, number)
             folder = run.folder.prepare(cell, repeat=True)
@@ -283,19 +278,11 @@ def _run_cell(
             is_better = found.status in ENDED and found.disturbance < outcome.disturbance
             run.folder.end_repeat(cell.id, keep=is_better)
             outcome = replace(found if is_better else outcome, seconds=outcome.seconds + found.seconds)
-            if found.status not in ENDED:
-                break
         return outcome
 
 
 def _run_once(
-    run: StudyRun,
-    cell: Cell,
-    folder: Path,
-    limit: float | None,
-    train: TrainCommand,
-    signals: Signals,
-    keep_open: int,
+    run: StudyRun, cell: Cell, folder: Path, limit: float | None, train: TrainCommand, signals: Signals, keep_open: int
 ) -> CellOutcome:
     """Run a cell in a prepared folder; `keep_open` is as in `_run_process`."""
     start = perf_counter()
@@ -317,14 +304,12 @@ def _run_once(
 
 def _ended(run: StudyRun, cell: Cell, folder: Path, seconds: float = 0.0) -> CellOutcome:
     """Outcome of a cell that has a result in a folder."""
-    has_diverged = run_status(folder) == "diverged"
-    reason = reason_of_divergence(folder) if has_diverged else ""
     found = disturbance_in(folder) if run.study.keys.compares == "times" else 0.0
-    if found > MOST_DISTURBANCE:
-        reason = "; ".join(filter(None, [reason, disturbance_text(found)]))
-    else:
-        found = 0.0
-    return CellOutcome(cell, "diverged" if has_diverged else "finished", seconds, reason, found)
+    found, disturbed = (found, disturbance_text(found)) if found > MOST_DISTURBANCE else (0.0, "")
+    if run_status(folder) == "finished":
+        return CellOutcome(cell, "finished", seconds, disturbed, found)
+    reason = "; ".join(filter(None, [reason_of_divergence(folder), disturbed]))
+    return CellOutcome(cell, "diverged", seconds, reason, found)
 
 
 def _failure(code: int, ended_by: str, limit: float | None, folder: Path) -> tuple[Failure, str]:

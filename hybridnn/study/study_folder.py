@@ -132,9 +132,8 @@ class StudyFolder:
             status = next((status for status in FAILURES if status == kind), None)
             return CellState("failed", failure) if status is None else CellState(status, reason)
         if (start := _read_line(folder / STARTED)) is not None:
-            return CellState(
-                "interrupted", f"{start} and left no end: killed, perhaps at a time limit, or its disk was full"
-            )
+            cause = "killed, perhaps at a time limit, or its disk was full"
+            return CellState("interrupted", f"{start} and left no end: {cause}")
         if run == "unfinished":
             return CellState("interrupted", "its run left no end")
         return CellState("never run")
@@ -259,7 +258,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def reason_of_divergence(folder: Path) -> str:
-    """Return why the run in a folder diverged, or why that cannot be read."""
+    """Return why the run in a folder diverged."""
     try:
         return read_divergence(folder)
     except DataError as error:

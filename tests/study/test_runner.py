@@ -212,7 +212,8 @@ def test_a_run_that_has_ended_stands_when_its_repeat_does_not_end(tmp_path: Path
             "import sys; from pathlib import Path\n"
             "from hybridnn.study.runner import StudyView, plan_study, run_study\n"
             "from hybridnn.study.study_file import load_study\n"
-            f"run = plan_study(load_study(sys.argv[1] + '/study.toml'), Path(sys.argv[1]) / 'out', {ENV!r}, 'ranks-2')\n"
+            "study = load_study(sys.argv[1] + '/study.toml')\n"
+            f"run = plan_study(study, Path(sys.argv[1]) / 'out', {ENV!r}, 'ranks-2')\n"
             "run_study(run, StudyView(), train=lambda s, f: [sys.executable, sys.argv[2], str(s), str(f)])\n"
         )
         study_process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(tmp_path / "fake_train.py")])
