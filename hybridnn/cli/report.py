@@ -299,7 +299,7 @@ def _scaling_table(group: ScalingGroup) -> Table:
             str(point.first.batch_size),
             marked(point.seconds_per_epoch.format(), point),
             marked(compared.speed_up.format(".2f"), point, group.base),
-            compared.efficiency.format(".0%"),
+            marked(compared.efficiency.format(".0%"), point, group.base),
             number_cell(compared.predicted_speed_up, ".2f"),
             number_cell(relative_error(point.predicted_seconds_per_epoch, point.seconds_per_epoch.value), "+.0%"),
             number_cell(point.shares.communicate, ".0%"),

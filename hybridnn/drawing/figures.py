@@ -54,7 +54,8 @@ ON_LIGHT, ON_DARK = "#10161d", "#ffffff"
 COLUMN, TWO_COLUMNS = 3.3, 6.9
 """Widths of a figure in inches, one column of a page and two: 8.4 and 17.5 centimetres."""
 
-RESOLUTION = 300  # pixels per inch of a PNG
+RESOLUTION = 300
+"""Pixels per inch of a PNG in print."""
 
 PANEL = 2.3
 """Height of a figure of one plot in inches."""
@@ -81,7 +82,7 @@ def new_figure(width: float, height: float) -> Figure:
     """A figure with a size in inches, without pyplot: no display, no global state."""
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(width, height), dpi=RESOLUTION, layout="constrained")
+    return Figure(figsize=(width, height), dpi=150, layout="constrained")
 
 
 def column_figure(*heights: float) -> tuple[Figure, Sequence[Axes]]:
@@ -149,18 +150,18 @@ def ratio_tick(value: float, position: float = 0.0) -> str:
     return f"{value:g}" if value >= 1 or value <= 0 else f"1/{1 / value:g}"
 
 
-def figure_bytes(figure: Figure, file_format: str) -> bytes:
+def figure_bytes(figure: Figure, file_format: str, resolution: float = RESOLUTION) -> bytes:
     """A figure in one of `FORMATS`; equal figures give equal bytes, and text stays text.
 
-    A SVG names one font for each text, not a list of them, and has no indentation: it is a third smaller. On pages for
+    The resolution is that of PNG, in pixels per inch. A SVG names one font for each text, not a list of them, and has no indentation: it is a third smaller. On pages for
     readers who prefer them dark, paper, texts and lines have other colours.
     """
     from matplotlib import rc_context
 
     dates: dict[str, dict[str, str | None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    buffer = BytesIO()
+    buffer, dpi = BytesIO(), resolution if file_format == "png" else "figure"
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "hybridnn", "font.sans-serif": ["DejaVu Sans"]}):
-        figure.savefig(buffer, format=file_format, metadata=dates.get(file_format))
+        figure.savefig(buffer, format=file_format, dpi=dpi, metadata=dates.get(file_format))
     return for_dark_pages(_with_stable_ids(buffer.getvalue())) if file_format == "svg" else buffer.getvalue()
 
 

@@ -153,7 +153,7 @@ class Picture:
         for item in shapes:
             if isinstance(item, Text):
                 _write(axes, item, self.scale)
-        return figure_bytes(figure, file_format)
+        return figure_bytes(figure, file_format, figure.dpi)
 
 
 def _dark_style() -> str:
