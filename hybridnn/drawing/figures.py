@@ -153,8 +153,9 @@ def ratio_tick(value: float, position: float = 0.0) -> str:
 def figure_bytes(figure: Figure, file_format: str, resolution: float = RESOLUTION) -> bytes:
     """A figure in one of `FORMATS`; equal figures give equal bytes, and text stays text.
 
-    The resolution is that of PNG, in pixels per inch. A SVG names one font for each text, not a list of them, and has no indentation: it is a third smaller. On pages for
-    readers who prefer them dark, paper, texts and lines have other colours.
+    The resolution is that of PNG, in pixels per inch. A SVG names one font for each text, not a list of them, and has
+    no indentation: it is a third smaller. On pages for readers who prefer them dark, paper, texts and lines have other
+    colours.
     """
     from matplotlib import rc_context
 
