@@ -54,8 +54,7 @@ ON_LIGHT, ON_DARK = "#10161d", "#ffffff"
 COLUMN, TWO_COLUMNS = 3.3, 6.9
 """Widths of a figure in inches, one column of a page and two: 8.4 and 17.5 centimetres."""
 
-RESOLUTION = 300
-"""Pixels per inch of a PNG in print."""
+RESOLUTION = 300  # pixels per inch of a PNG in print
 
 PANEL = 2.3
 """Height of a figure of one plot in inches."""

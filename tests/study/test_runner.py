@@ -228,6 +228,31 @@ def test_a_run_that_has_ended_stands_when_its_repeat_does_not_end(tmp_path: Path
     assert run_study(_plan(tmp_path, study, only="ranks-2"), View(), train=train) == []
 
 
+@pytest.mark.parametrize("moved", range(4))
+def test_a_cell_has_a_finished_run_at_every_moment_of_its_replacement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: int
+) -> None:
+    plan = _plan(tmp_path)
+    cell, place = plan.folder.cell("seed-0"), plan.chosen[0]
+    write_run(cell)
+    for folder in (cell, plan.folder.prepare(place, repeat=True)):
+        write_run(folder)
+        (folder / "checkpoints" / "step-1").mkdir(parents=True)
+    replace, done = Path.replace, list[Path]()
+
+    def dies(path: Path, target: Path) -> Path:
+        if len(done) == moved:
+            raise KeyboardInterrupt
+        done.append(path)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", dies)
+    with pytest.raises(KeyboardInterrupt):
+        plan.folder.end_repeat("seed-0", keep=True)
+    assert plan.folder.state("seed-0").status == "finished"
+    assert read_run(cell).epochs
+
+
 def test_a_cell_whose_launcher_does_not_start_is_started_again(tmp_path: Path) -> None:
     fails = "if len((out / 'calls').read_text().splitlines()) < 3: sys.exit(213)\n"
     (outcome,) = run_study(_plan(tmp_path, only="seed-0"), View(), train=_fake(tmp_path, fails + FINISH))
