@@ -116,10 +116,11 @@ def option(
     metavar: str,
     *names: str,
     least: float | None = None,
+    most: float | None = None,
     complete: Callable[[str], list[str]] | None = None,
 ) -> Any:
     """Declare an option by its help and the name of its value; without `names`, that of its parameter is used."""
-    return typer.Option(*names, help=text, metavar=metavar, min=least, autocompletion=complete)
+    return typer.Option(*names, help=text, metavar=metavar, min=least, max=most, autocompletion=complete)
 
 
 def count(text: str, *names: str) -> Any:

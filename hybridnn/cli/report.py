@@ -221,6 +221,7 @@ def _print_groups(console: Console, groups: Sequence[ScalingGroup]) -> None:
     """Print the strong-scaling table of each group, with the conditions that distinguish it from the others."""
     from hybridnn.runs.quantities import differing
     from hybridnn.study.answer import group_warnings
+    from hybridnn.study.results import mark_note
 
     distinguishing = [name for name in differing([group.base.values for group in groups]) if name not in NAMED]
     for group in groups:
@@ -237,6 +238,8 @@ def _print_groups(console: Console, groups: Sequence[ScalingGroup]) -> None:
             end = "" if figures.diverged_at is None else f"; diverged at step {figures.diverged_at}"
             lines.append(f"  {counted(figures.ranks, 'rank')}, {figures.grid}{method}: {figures.verdict.text}{end}")
         console.print(*dict.fromkeys(lines), sep="\n")
+        if note := mark_note(group.points):
+            console.print(note)
         for warning in group_warnings(group):
             console.print(f"warning: {warning}", soft_wrap=True)
         console.print()
@@ -259,6 +262,7 @@ def _group_facts(group: ScalingGroup) -> dict[str, Any]:
     rows = [
         {
             **_facts(cell.figures),
+            "disturbance": cell.run.disturbance,
             "speed_up": compared.speed_up.value,
             "speed_up_interval": (compared.speed_up.low, compared.speed_up.high),
             "efficiency": compared.efficiency.value,
@@ -286,6 +290,7 @@ def _step_table(figures: RunFigures, instructions: Sequence[InstructionFigures])
 def _scaling_table(group: ScalingGroup) -> Table:
     """A row for each point; of three repeats or more, with intervals."""
     from hybridnn.runs.quantities import relative_error
+    from hybridnn.study.results import marked
 
     rows = [
         (
@@ -293,9 +298,9 @@ def _scaling_table(group: ScalingGroup) -> Table:
             point.first.grid,
             point.first.method or MISSING,
             str(point.first.batch_size),
-            point.seconds_per_epoch.format(),
-            compared.speed_up.format(".2f"),
-            compared.efficiency.format(".0%"),
+            marked(point.seconds_per_epoch.format(), point),
+            marked(compared.speed_up.format(".2f"), point, group.base),
+            marked(compared.efficiency.format(".0%"), point, group.base),
             number_cell(compared.predicted_speed_up, ".2f"),
             number_cell(relative_error(point.predicted_seconds_per_epoch, point.seconds_per_epoch.value), "+.0%"),
             number_cell(point.shares.communicate, ".0%"),

@@ -22,7 +22,7 @@ from hybridnn.cli.output import (
 )
 from hybridnn.cli.ranks import first_rank_alone, launch_rank
 from hybridnn.errors import EnvironmentProblem, SettingError
-from hybridnn.utils.text import counted
+from hybridnn.utils.text import counted, format_numbers
 
 if TYPE_CHECKING:
     from hybridnn.study.cells import Cell
@@ -118,6 +118,10 @@ def run(
         float | None, option("End a cell after so many seconds (default: no limit).", "SECONDS", least=0.1)
     ] = None,
     jobs: Annotated[int, count("Run N cells at once, where the study does not compare times.", "--jobs")] = 1,
+    accept_disturbed: Annotated[
+        bool,
+        typer.Option("--accept-disturbed", help="Do not repeat cells that are disturbed; the report marks them."),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List the cells with their predicted times, and run nothing.")
     ] = False,
@@ -146,7 +150,7 @@ def run(
         require_own_processor(study)
     on_this_node = launcher is None and not study.keys.in_process and not in_job(os.environ)
     with StudyProgress(planned, on_this_node=on_this_node) as view:
-        outcomes = run_study(planned, view, limit=limit, jobs=jobs)
+        outcomes = run_study(planned, view, limit=limit, jobs=jobs, accept_disturbed=accept_disturbed)
         view.summarize(outcomes)
     if any(outcome.status in FAILURES for outcome in outcomes):
         raise typer.Exit(1)
@@ -216,16 +220,20 @@ def report(
         Path | None, option("Folder of the report; by default FOLDER/report, of several FOLDER/comparison.", "FOLDER")
     ] = None,
     pictures: Annotated[Literal["svg", "png", "pdf"], typer.Option(help="Format of the plots.")] = "svg",
+    columns: Annotated[
+        int, option("Width of the plots in columns of a page, 1 or 2: 8.4 or 17.5 cm.", "N", least=1, most=2)
+    ] = 1,
     output_format: OutputFormat = "text",
 ) -> None:
     """Write the report of a study's finished cells: tables and plots; exit code 1 where cells failed."""
+    from hybridnn.drawing.figures import COLUMN, TWO_COLUMNS
     from hybridnn.study.report import report_facts, write_report
     from hybridnn.study.results import read_results
 
     with first_rank_alone():
         results = read_results(*folders)
         place = out or folders[0] / ("report" if len(folders) == 1 else "comparison")
-        files = write_report(results, place, pictures)
+        files = write_report(results, place, pictures, COLUMN if columns == 1 else TWO_COLUMNS)
         if output_format == "json":
             write_json(report_facts(results) | {"files": [str(path) for path in files]})
         else:
@@ -242,24 +250,32 @@ def _print_plan(run: StudyRun, *, commands: bool) -> None:
     numbers = {cell.id: number for number, cell in enumerate(run.plan.cells)}
     missing = [cell for cell in run.chosen if not run.folder.has_ended(cell.id)]
     prices = price_cells(run.study, missing)
-    rows, remarks = [], dict[str, list[str]]()
+    groups: dict[tuple[str, str], list[Cell]] = {}
+    remarks: dict[str, list[str]] = {}
     for cell in run.chosen:
         command, problem = _command_of(run, cell)
         if commands:
             print(command or f"# {cell.id} {problem}")
         price = prices.cells.get(cell.id) if prices is not None else None
-        costs = (f"{price.seconds:.4g}", f"{price.core_hours:.3g}") if isinstance(price, CellPrice) else ("", "")
-        rows.append((str(numbers[cell.id]), cell.id, run.folder.state(cell.id).status, *costs))
+        values = str({label: value for label, value in cell.values.items() if label != "repeat"})
+        groups.setdefault((values, run.folder.state(cell.id).status), []).append(cell)
         for remark in filter(None, [problem, f"no prediction: {price}" * isinstance(price, str)]):
             remarks.setdefault(remark, []).append(str(numbers[cell.id]))
     if commands:
         return
+    rows = []
+    for (_, status), cells in groups.items():  # repeats in one state have one row, with the sums of their costs
+        known = [price for cell in cells if prices and isinstance(price := prices.cells.get(cell.id), CellPrice)]
+        costs = f"{sum(price.seconds for price in known):.4g}", f"{sum(price.core_hours for price in known):.3g}"
+        name = f"{cells[0].id} and {counted(len(cells) - 1, 'repeat')}" if len(cells) > 1 else cells[0].id
+        row = (format_numbers(numbers[cell.id] for cell in cells), name, status)
+        rows.append((*row, *(costs if known else ("", ""))))
     titles = ("cell", "state", "seconds of\ntraining", "core-\nhours")
     shown = len(rows[0]) if any(row[-1] for row in rows) else 3
     table = [row[:shown] for row in rows]
     print_table(make_console(), new_table(("",), titles[: shown - 1], table, show_edge=False))
-    for remark, cells in remarks.items():
-        print(f"{', '.join(cells)}: {remark}")
+    for remark, concerned in remarks.items():
+        print(f"{', '.join(concerned)}: {remark}")
     for line in run.plan.left_out:
         print(line)
     if prices is None:
@@ -321,6 +337,7 @@ def _print_report(results: StudyResults, files: Sequence[Path]) -> None:
     """Print fastest layouts, the table of points, warnings, unfinished cells with their reasons, and the files."""
     from hybridnn.study.answer import answers_of, conditions_text, warnings_of
     from hybridnn.study.report import THREADS, point_rows
+    from hybridnn.study.results import mark_note
 
     if results.findings.summary:
         print(results.findings.summary)
@@ -334,7 +351,7 @@ def _print_report(results: StudyResults, files: Sequence[Path]) -> None:
     print_table(make_console(), new_table((), titles, (tuple(row.values()) for row in rows), show_edge=False))
     if len(threads) == 1:
         print(f"BLAS {THREADS}: {threads.pop()}")
-    print(conditions_text(results))
+    print(f"{conditions_text(results)} {mark_note(results.points)}".rstrip())
     for lines in results.findings.lines:
         print("\n    ".join(lines))
     for warning in warnings_of(results):

@@ -10,10 +10,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from hybridnn.cli.output import make_console
+from hybridnn.comm.hosts import MOST_DISTURBANCE, busy_text
 from hybridnn.runs.records import crowding_text
 from hybridnn.study.cells import Cell
-from hybridnn.study.runner import CellOutcome, StudyRun, StudyView
+from hybridnn.study.runner import MOST_REPEATS, CellOutcome, StudyRun, StudyView
 from hybridnn.study.study_folder import FAILURES
+from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -47,8 +49,14 @@ class StudyProgress(StudyView):
             here = [cell for cell in self._run.chosen if cell.placement.nodes in (None, 1)]
             most = max(here, key=lambda cell: cell.ranks * cell.placement.threads, default=None)
             cores = os.cpu_count() or 1
-            if most is not None and most.ranks * most.placement.threads > cores:
-                self._print(f"warning: {crowding_text(most.ranks, most.placement.threads, cores)}")
+            if most is not None:
+                threads = most.ranks * most.placement.threads
+                if threads > cores:
+                    self._print(f"warning: {crowding_text(most.ranks, most.placement.threads, cores)}")
+                free = max(0, cores - threads)
+                words = f"the {counted(free, 'core')} that {counted(threads, 'thread')} of a run leave free"
+                if busy := busy_text(os.getloadavg()[0], free + MOST_DISTURBANCE * threads, words):
+                    self._print(f"warning: {busy}: times will be disturbed")
         if cells and self._console.is_terminal:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -63,6 +71,11 @@ class StudyProgress(StudyView):
         """Show the cell in the bar."""
         if self._progress is not None:
             self._progress.update(self._progress.task_ids[0], description=cell.id)
+
+    def on_repeat(self, outcome: CellOutcome, number: int) -> None:
+        """Print that the cell is repeated, and why."""
+        took = f"disturbed (others took {outcome.disturbance:.0%})"
+        self._print(f"{outcome.cell.id}: {took}, repeat {number} of {MOST_REPEATS}")
 
     def on_cell_end(self, outcome: CellOutcome) -> None:
         """Advance, and print the outcome of the cell."""
@@ -91,8 +104,8 @@ class StudyProgress(StudyView):
         for outcome in outcomes:
             if outcome.status in FAILURES:
                 self._print(f"{outcome.status}: {folder.cell(outcome.cell.id)}\n  {outcome.reason}")
-        if held := sum(outcome.status == "held" for outcome in outcomes):
-            self._print(f"{held} cells are being run by another process")
+        if held := sum(found.status == "held" and not folder.has_ended(found.cell.id) for found in outcomes):
+            self._print(f"another process runs {counted(held, 'cell')}")
 
     def _print(self, text: str) -> None:
         self._console.print(text, soft_wrap=True)

@@ -183,6 +183,11 @@ def disturbance_text(share: float) -> str:
     return f"disturbed: processes of others took {share:.0%} of the cores in use"
 
 
+def busy_text(load: float, most: float, what: str) -> str:
+    """Say that the machine is busy, where its load average is above `most`, in words `what`; else empty."""
+    return f"the machine is busy: load average {load:.1f}, more than {what}" if load > most else ""
+
+
 def node_loads(world: Group, node_group: Group, meter: LoadMeter, threads: int) -> tuple[NodeLoad, ...]:
     """Load of every node since the last reading of the meter; collective, with one small message of each rank.
 

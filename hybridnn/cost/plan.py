@@ -262,7 +262,7 @@ def layout_advice(own: Prediction, workload: Workload, machine: Machine) -> str:
     if fastest * factor >= own.seconds_per_step:
         return ""
     speed_up = f"{serial / own.seconds_per_step:.2g} times as fast"
-    is_slower = serial * (1 + error) < own.seconds_per_step * (1 - error)
+    is_slower = serial * factor < own.seconds_per_step
     text = f"predicted slower than 1 rank ({speed_up})" if is_slower else f"predicted {speed_up} as 1 rank"
     if best.seconds_per_step < serial:
         text += f"; {best.layout.describe()} would be {serial / best.seconds_per_step:.2g} times"

@@ -36,21 +36,26 @@ COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#66
 """Colours of lines, points and bars: those of Okabe and Ito (2008), which colour-blind readers can tell apart, but
 yellow, and violet."""
 
-PART_COLORS = {
-    "compute": COLORS[0],
-    "smaller products": COLORS[4],
-    "overhead": MUTED,
-    "communicate": COLORS[1],
-    "bubble": COLORS[3],
-    "wait": COLORS[5],
+PART_STYLES: dict[str, dict[str, Any]] = {
+    name: {"facecolor": color, "hatch": hatch, "edgecolor": NAMED_COLORS["paper"][0], "linewidth": 0.5}
+    for name, color, hatch in (
+        ("compute", COLORS[0], ""),
+        ("smaller products", COLORS[4], ""),
+        ("overhead", MUTED, "...."),
+        ("communicate", COLORS[1], "/////"),
+        ("bubble", COLORS[3], "xxxx"),
+        ("wait", COLORS[5], "\\" * 5),
+    )
 }
-"""Colours of the parts of the ranks' time, from the bottom of a bar."""
+"""Bars of the parts of the ranks' time, from the bottom: they differ in grey too, by lightness or hatches."""
 
 ON_LIGHT, ON_DARK = "#10161d", "#ffffff"
 """Colours of texts on coloured cells, which are the same on light and dark pages."""
 
-COLUMN = 3.3
-"""Width of a figure in inches, the column of a page: 8.4 centimetres."""
+COLUMN, TWO_COLUMNS = 3.3, 6.9
+"""Widths of a figure in inches, one column of a page and two: 8.4 and 17.5 centimetres."""
+
+RESOLUTION = 300  # pixels per inch of a PNG in print
 
 PANEL = 2.3
 """Height of a figure of one plot in inches."""
@@ -143,10 +148,10 @@ def ratio_tick(value: float, position: float = 0.0) -> str:
 def draw_parts(axes: Axes, bars: Mapping[str, Mapping[str, float]]) -> None:
     """Draw bars of the parts of the ranks' time by their labels, which are upright where they need more room."""
     bottoms = [0.0] * len(bars)
-    for part, color in PART_COLORS.items():
+    for part, style in PART_STYLES.items():
         heights = [shares[part] for shares in bars.values()]
         if any(heights):
-            axes.bar(range(len(bars)), heights, 0.7, bottom=bottoms, color=color, label=part)
+            axes.bar(range(len(bars)), heights, 0.7, bottom=bottoms, label=part, **style)
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
     longest = max(len(line) for label in bars for line in label.split("\n"))
     is_level = longest * CHARACTER * len(bars) < BARS_INCHES
@@ -173,18 +178,19 @@ def draw_lines(axes: Axes, curves: Sequence[tuple[str, Sequence[float], Sequence
 # -- files ------------------------------------------------------------------------------------------------------------
 
 
-def figure_bytes(figure: Figure, file_format: str) -> bytes:
+def figure_bytes(figure: Figure, file_format: str, resolution: float = RESOLUTION) -> bytes:
     """A figure in one of `FORMATS`; equal figures give equal bytes, and text stays text.
 
-    A SVG names one font for each text, not a list of them, and has no indentation: it is a third smaller. On pages for
-    readers who prefer them dark, paper, texts and lines have other colours.
+    The resolution is that of PNG, in pixels per inch. A SVG names one font for each text, not a list of them, and has
+    no indentation: it is a third smaller. On pages for readers who prefer them dark, paper, texts and lines have other
+    colours.
     """
     from matplotlib import rc_context
 
     dates: dict[str, dict[str, str | None]] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
-    buffer = BytesIO()
+    buffer, dpi = BytesIO(), resolution if file_format == "png" else "figure"
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "hybridnn", "font.sans-serif": ["DejaVu Sans"]}):
-        figure.savefig(buffer, format=file_format, metadata=dates.get(file_format))
+        figure.savefig(buffer, format=file_format, dpi=dpi, metadata=dates.get(file_format))
     return for_dark_pages(_with_stable_ids(buffer.getvalue())) if file_format == "svg" else buffer.getvalue()
 
 

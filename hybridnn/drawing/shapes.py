@@ -136,7 +136,7 @@ class Picture:
                     va="baseline",
                     zorder=1e6,
                 )
-        return figure_bytes(figure, file_format)
+        return figure_bytes(figure, file_format, figure.dpi)
 
 
 def _dark_style() -> str:

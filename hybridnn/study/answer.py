@@ -236,7 +236,7 @@ def warnings_of(results: StudyResults) -> list[str]:
         took = f"processes of others took more than {MOST_DISTURBANCE:.0%} of the cores in use"
         more = f" and {len(disturbed) - 1} more" * (len(disturbed) > 1)
         cells = f"{len(disturbed)} of {counted(len(results.cells), 'cell')}"
-        warnings.append(f"{cells} disturbed, also when repeated: {took} in {disturbed[0]}{more}")
+        warnings.append(f"{cells} disturbed: {took} in {disturbed[0]}{more}")
     warnings += dict.fromkeys(text for run in runs for text in run.header.crowded)
     warnings += prediction_warnings(runs)
     if without_base := [point for point in results.timed if point.id not in comparisons]:

@@ -14,7 +14,6 @@ from hybridnn.drawing.figures import (
     MUTED,
     ON_LIGHT,
     PANEL,
-    TEXT,
     Plots,
     column_figure,
     draw_lines,
@@ -28,7 +27,7 @@ from hybridnn.drawing.figures import (
 from hybridnn.runs.run_files import Moment
 from hybridnn.study.accuracy import ComparedTraining, compare_trainings
 from hybridnn.study.answer import baseline_text, fastest_layouts
-from hybridnn.study.results import StudyPoint, StudyResults, point_name
+from hybridnn.study.results import StudyPoint, StudyResults, mark_note, marked, point_name
 from hybridnn.study.scaling import (
     LAYOUT,
     ScalingLine,
@@ -82,27 +81,30 @@ def draw_plots(results: StudyResults) -> Plots:
         plots |= _draw_weak(lines)
     if maps := grid_maps(results):
         caption = "Milliseconds per epoch of process grids, $P_r$ (model) x $P_c$ (batch) ranks; boxed: the least time"
-        plots |= _draw_each("grids", caption, maps, _draw_map)
+        note = mark_note(point for grids in maps.values() for point in grids.values())
+        plots |= _draw_each("grids", caption, note, maps, _draw_map)
     if bars := breakdowns_of(results):
         caption = (
             f"Where the ranks' time goes, against {baseline_text(results)}: compute is the efficiency, and the other "
             "parts are what it lacks"
         )
-        plots |= _draw_each("breakdown", caption, bars, _draw_breakdown)
+        plots |= _draw_each("breakdown", caption, mark_note(results.points), bars, _draw_breakdown)
     plots |= draw_curves(results, MEASURES, "accuracy")
     if compared := [found for found in compare_trainings(results) if found.last is not None]:
         plots |= _draw_differences(compared)
     return plots | results.findings.draw()
 
 
-def _draw_each(name: str, caption: str, panels: Mapping[str, Panel], draw: Callable[[str, Panel], Figure]) -> Plots:
-    """Draw the first `MOST_MAPS` panels, whose titles are in their captions too if there are more than one."""
+def _draw_each(
+    name: str, caption: str, note: str, panels: Mapping[str, Panel], draw: Callable[[Panel], Figure]
+) -> Plots:
+    """Draw the first `MOST_MAPS` panels, whose titles are in their captions if there are more than one."""
     shown = list(panels.items())[:MOST_MAPS]
     more = f" Shown are {MOST_MAPS} of {len(panels)}." if len(panels) > MOST_MAPS else ""
     return {
         f"{name}-{number}" if number > 1 else name: (
-            f"{caption}{f'; {title}' * (len(shown) > 1)}.{more}",
-            draw(title, panel),
+            f"{caption}{f'; {title}' * (len(shown) > 1)}.{more} {note}".rstrip(),
+            draw(panel),
         )
         for number, (title, panel) in enumerate(shown, start=1)
     }
@@ -127,6 +129,9 @@ def _draw_strong(results: StudyResults, lines: Sequence[ScalingLine]) -> Plots:
     ratios = [_predicted_speed_ups(line) for line in lines]
     bases = {found.base.first.ranks for line in compared for _, found in line}
     base, marks, predicted = baseline_text(results), _marks(lines), _predicted(lines)
+    least_times = [(item.point, f"{item.name}, " * bool(item.name)) for item in fastest_layouts(results)]
+    names = ", ".join(f"{layout_name(point)} ({name}{point.first.ranks} ranks)" for point, name in least_times)
+    least = f"; the least times have {names}" * bool(names)
 
     label = f"speed-up against {counted(min(bases), 'rank')}" if len(bases) == 1 else "speed-up"
     most = max(line.ranks[-1] for line in lines)
@@ -134,11 +139,13 @@ def _draw_strong(results: StudyResults, lines: Sequence[ScalingLine]) -> Plots:
     speed_up, axes = _draw_scaling(lines, speed_ups, ratios, label, ideal)
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter(ratio_tick)
+    times, axes = _draw_times(lines, "seconds per epoch")
+    axes.set_yscale("log")
+    plain_ticks(axes.yaxis)
     return {
         "strong_scaling": (
-            "Strong scaling: the same work on more ranks, a line for each family of layouts. Written is the "
-            f"layout of the least time{marks}{predicted}.",
-            _draw_strong_times(results, lines),
+            f"Strong scaling: the same work on more ranks, a line for each family of layouts{least}{marks}{predicted}.",
+            times,
         ),
         "speed_up": (f"Speed-up of strong scaling against {base}{marks}{predicted}; grey: ideal.", speed_up),
         "efficiency": (
@@ -146,17 +153,6 @@ def _draw_strong(results: StudyResults, lines: Sequence[ScalingLine]) -> Plots:
             _draw_efficiencies(lines, efficiencies),
         ),
     }
-
-
-def _draw_strong_times(results: StudyResults, lines: Sequence[ScalingLine]) -> Figure:
-    figure, axes = _draw_times(lines, "seconds per epoch")
-    for point in (found.point for found in fastest_layouts(results)):
-        place = point.first.ranks, point.seconds_per_epoch.value
-        axes.annotate(layout_name(point), place, (-4, -3), textcoords="offset points", ha="right", va="top", size=TEXT)
-    axes.margins(0.12, 0.2)  # room for them
-    axes.set_yscale("log")
-    plain_ticks(axes.yaxis)
-    return figure
 
 
 def _predicted_speed_ups(line: ScalingLine) -> Predicted:
@@ -283,17 +279,19 @@ def draw_legend(figure: Figure, panels: Iterable[Axes]) -> None:
 # -- grids and parts of the time ---------------------------------------------------------------------------------------
 
 
-def _draw_map(title: str, grids: Mapping[tuple[int, int], float]) -> Figure:
+def _draw_map(grids: Mapping[tuple[int, int], StudyPoint]) -> Figure:
     from matplotlib.colors import LogNorm
 
     figure, (axes,) = column_figure(MAP)
     batches = sorted({batch for batch, _ in grids})
     models = sorted({model for _, model in grids})
-    values = [[grids.get((batch, model), math.nan) for model in models] for batch in batches]
-    fastest = min(grids, key=lambda grid: grids[grid])
-    axes.imshow(values, norm=LogNorm(), cmap="Wistia", origin="lower", aspect="auto")  # dark text is legible on it
-    for (batch, model), seconds in grids.items():
-        text = f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:,.0f}"
+    times = {grid: point.seconds_per_epoch.value for grid, point in grids.items()}
+    values = [[times.get((batch, model), math.nan) for model in models] for batch in batches]
+    fastest = min(times, key=lambda grid: times[grid])
+    places = range(len(models)), range(len(batches))
+    axes.pcolormesh(*places, values, norm=LogNorm(), cmap="Wistia", edgecolors="face")  # dark text is legible on it
+    for (batch, model), seconds in times.items():
+        text = marked(f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:,.0f}", grids[batch, model])
         box = {"boxstyle": "round,pad=0.2", "facecolor": "none", "edgecolor": ON_LIGHT}
         place = models.index(model), batches.index(batch)
         shown = box if (batch, model) == fastest else None
@@ -302,7 +300,6 @@ def _draw_map(title: str, grids: Mapping[tuple[int, int], float]) -> Figure:
     axes.set_yticks(range(len(batches)), [str(batch) for batch in batches])
     axes.set_xlabel("$P_r$ (model ranks)")
     axes.set_ylabel("$P_c$ (batch ranks)")
-    axes.set_title(title)
     tidy(axes, grid=False)
     return figure
 
@@ -318,18 +315,17 @@ def breakdowns_of(results: StudyResults) -> dict[str, dict[str, dict[str, float]
         fastest: dict[tuple[int, str], tuple[str, dict[str, float]]] = {}
         for point in sorted(points, key=lambda point: (point.first.ranks, point.seconds_per_epoch.value)):
             if (found := comparisons.get(point.id)) is not None and found.parts is not None:
-                bar = f"{point.first.ranks}\n{layout_name(point)}", found.parts
+                bar = f"{point.first.ranks}\n{marked(layout_name(point), point, found.base)}", found.parts
                 fastest.setdefault((point.first.ranks, family_of(point)), bar)
         if len(fastest) > 1:
             panels[point_name(results, points[0], without=LAYOUT)] = dict(fastest.values())
     return panels
 
 
-def _draw_breakdown(title: str, bars: Mapping[str, Mapping[str, float]]) -> Figure:
+def _draw_breakdown(bars: Mapping[str, Mapping[str, float]]) -> Figure:
     figure, (axes,) = column_figure(MAP)
     draw_parts(axes, bars)
     axes.set_xlabel("ranks, layout")
-    axes.set_title(title)
     tidy(axes)
     draw_legend(figure, [axes])
     return figure
@@ -352,6 +348,7 @@ class MedianCurve:
     low: tuple[float, ...]
     high: tuple[float, ...]
     diverged: int = 0  # cells whose training diverged
+    timed_name: str = ""  # with a mark where its times are disturbed
 
 
 def curves_of(results: StudyResults, measure: str) -> list[MedianCurve]:
@@ -379,7 +376,8 @@ def _curve(results: StudyResults, point: StudyPoint, value: Callable[[Moment], f
     epochs, seconds, values, low, high = zip(*rows, strict=True) if rows else ((),) * 5
     diverged = sum(cell.diverged for cell in point.cells)
     count = f", {diverged} of {len(point.cells)} diverged" if diverged else ""
-    return MedianCurve(point_name(results, point) + count, epochs, seconds, values, low, high, diverged)
+    name = point_name(results, point) + count
+    return MedianCurve(name, epochs, seconds, values, low, high, diverged, marked(name, point))
 
 
 def draw_curves(results: StudyResults, measures: Iterable[str], name: str) -> Plots:
@@ -399,7 +397,9 @@ def draw_curves(results: StudyResults, measures: Iterable[str], name: str) -> Pl
     bands = "; bands: from the least to the greatest of the runs, lines: their medians" * has_bands
     plots = {name: (f"{title} epochs{grids}{bands}.{more}", _draw_curves(shown, measure, "epochs"))}
     if results.is_timed:
-        plots[f"{name}-time"] = f"{title} time{grids}{bands}.{more}", _draw_curves(shown, measure, "seconds")
+        note = mark_note(results.findings.points)
+        title += f" time{grids}{bands}.{more} {note}"
+        plots[f"{name}-time"] = title.rstrip(), _draw_curves(shown, measure, "seconds")
     return plots
 
 
@@ -409,7 +409,7 @@ def _draw_curves(curves: Sequence[MedianCurve], measure: str, over: str) -> Figu
 
     figure, (axes,) = column_figure(PANEL)
     is_time = over == "seconds"
-    drawn = [(curve.name, getattr(curve, over), curve.values) for curve in curves]
+    drawn = [(curve.timed_name if is_time else curve.name, getattr(curve, over), curve.values) for curve in curves]
     draw_lines(axes, drawn, "seconds of training" if is_time else "epoch")
     for number, curve in enumerate(curves):
         if curve.low != curve.high:

@@ -11,7 +11,7 @@ from math import isnan
 from pathlib import Path
 from typing import Any
 
-from hybridnn.drawing.figures import figure_bytes
+from hybridnn.drawing.figures import COLUMN, figure_bytes
 from hybridnn.runs.quantities import RunFigures
 from hybridnn.study.accuracy import accuracy_note, accuracy_rows, compare_trainings
 from hybridnn.study.answer import TIMES, answers_of, baseline_text, conditions_text, fastest_layouts, warnings_of
@@ -21,10 +21,12 @@ from hybridnn.study.results import (
     StudyPoint,
     StudyResults,
     host_values,
+    mark_note,
+    marked,
     times_as_fast,
 )
 from hybridnn.study.scaling import compare_points
-from hybridnn.utils.files import write_atomically
+from hybridnn.utils.files import TOML_BYTES, read_text, write_atomically
 
 MISSING = "-"
 THREADS = "threads per rank"
@@ -56,20 +58,28 @@ LATEX = str.maketrans(
     {character: f"\\{character}" for character in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}"}
     | {"<": r"\textless{}", ">": r"\textgreater{}", "±": r"$\pm$", "×": r"$\times$", "≤": r"$\leq$", "≥": r"$\geq$"}
-    | {"µ": r"$\mu$", "²": r"\textsuperscript{2}", "\u2013": "--", "…": r"\ldots{}"}
+    | {"†": r"$\dagger$", "µ": r"$\mu$", "²": r"\textsuperscript{2}", "\u2013": "--", "…": r"\ldots{}"}
 )
 """What LaTeX prints for characters that it reads in another way or not at all."""
+
+PLOT_LINK = re.compile(r"^!\[.*\]\(([\w-]+\.(?:svg|png|pdf))\)$", re.MULTILINE)
+
+LATEX_NEEDS = "% needs \\usepackage{booktabs,graphicx}; each table is for a table or table* environment\n"
+FITTED = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
 
 NUMBER = re.compile(r"-|[-+]?[0-9][0-9.,e+-]*( .*)?")
 """A number, which may be followed by its interval or deviation, or a missing one."""
 
 
-def write_report(results: StudyResults, folder: Path, picture_format: str = "svg") -> list[Path]:
-    """Write the cells as CSV, the report as Markdown, its tables as LaTeX, and the plots.
+def write_report(results: StudyResults, folder: Path, picture_format: str = "svg", width: float = COLUMN) -> list[Path]:
+    """Write the cells as CSV, the report as Markdown, its tables as LaTeX, and the plots, of a `width` in inches.
 
-    Returns the files, the report last; raises `EnvironmentProblem` if one cannot be written.
+    Other plots of an earlier report are removed. Returns the files, the report last; raises `EnvironmentProblem` if one
+    cannot be written.
     """
     plots = draw_plots(results)
+    for _, figure in plots.values():
+        figure.set_figwidth(width)
     captions = {f"{name}.{picture_format}": caption for name, (caption, _) in plots.items()}
     contents: dict[str, str | bytes] = {
         "results.csv": csv_text(results),
@@ -77,8 +87,11 @@ def write_report(results: StudyResults, folder: Path, picture_format: str = "svg
         **{f"{name}.{picture_format}": figure_bytes(figure, picture_format) for name, (_, figure) in plots.items()},
         "report.md": markdown_text(results, captions),
     }
+    earlier = PLOT_LINK.findall(read_text(report, TOML_BYTES)) if (report := folder / "report.md").exists() else ()
     for name, content in contents.items():
         write_atomically(folder / name, content)
+    for name in set(earlier) - contents.keys():
+        (folder / name).unlink(missing_ok=True)
     return [folder / name for name in contents]
 
 
@@ -161,15 +174,16 @@ def point_rows(results: StudyResults) -> list[dict[str, str]]:
             cells["nodes"] = _distinct(sorted({run.nodes for run in figures}))
         cells |= _named_values(results, point)
         if results.is_timed:
-            cells["seconds per epoch"] = point.seconds_per_epoch.format()
+            cells["seconds per epoch"] = marked(point.seconds_per_epoch.format(), point)
             cells |= dict.fromkeys(("speed-up", "efficiency"), MISSING)
         if found is not None:
             base = found.base.first.ranks
-            cells["speed-up"] = found.speed_up.format(".2f") + f" (against {base})" * (several_bases and base > 1)
+            speed_up = found.speed_up.format(".2f") + f" (against {base})" * (several_bases and base > 1)
+            cells["speed-up"] = marked(speed_up, point, found.base)
             # The interval of the efficiency is that of the speed-up, in another unit.
-            cells["efficiency"] = f"{found.efficiency.value:.2f}"
+            cells["efficiency"] = marked(f"{found.efficiency.value:.2f}", point, found.base)
         if ratios:
-            cells[FASTER] = ratios[point.id].format(".3f") if point.id in ratios else MISSING
+            cells[FASTER] = marked(ratios[point.id].format(".3f"), point) if point.id in ratios else MISSING
         if is_predicted:
             cells["predicted s per epoch"] = _number(point.predicted_seconds_per_epoch, ".4g")
         cells[results.metric_name] = MISSING if point.metric is None else point.metric.format()
@@ -194,7 +208,8 @@ def breakdown_rows(results: StudyResults) -> list[dict[str, str]]:
         if found is None or found.parts is None:
             continue
         rows.append(
-            {"ranks": str(point.first.ranks), "grid": point.first.grid, **_named_values(results, point)}
+            {"ranks": str(point.first.ranks), "grid": marked(point.first.grid, point, found.base)}
+            | _named_values(results, point)
             | {part: f"{share:.1%}" for part, share in found.parts.items()}
             | {
                 "load balance": _number(shares.load_balance, ".3f"),
@@ -242,12 +257,13 @@ def markdown_text(results: StudyResults, captions: Mapping[str, str]) -> str:
 
 
 def latex_text(results: StudyResults) -> str:
-    """The tables of the study, each to be put into a ``table``; the package booktabs is needed."""
+    """The tables of the study, each to be put into a ``table``; the packages booktabs and graphicx are needed."""
     findings = results.findings
     notes = [*(f"Warning: {text}." for text in warnings_of(results)), _table_note(results)]
     notes = [*answers_of(results), *notes]
-    tables = [f"% {results.title}: the points of the study\n", latex_table(point_rows(results), notes)]
-    more = {"Verdicts": (findings.rows, findings.summary), "Where the time goes": (breakdown_rows(results), BREAKDOWN)}
+    tables = [f"{LATEX_NEEDS}% {results.title}: the points of the study\n", latex_table(point_rows(results), notes)]
+    parts = breakdown_rows(results), f"{BREAKDOWN} {mark_note(results.points)}"
+    more = {"Verdicts": (findings.rows, findings.summary), "Where the time goes": parts}
     if compared := compare_trainings(results):
         more[ACCURACY] = accuracy_rows(results), accuracy_note(compared[0])
     tables += [f"\n% {title}\n{latex_table(rows, [note])}" for title, (rows, note) in more.items() if rows]
@@ -256,7 +272,7 @@ def latex_text(results: StudyResults) -> str:
 
 def _table_note(results: StudyResults) -> str:
     times = f" Times are of training alone: {TIMES}." if results.is_timed else ""
-    return conditions_text(results) + times
+    return f"{conditions_text(results)}{times} {mark_note(results.points)}".rstrip()
 
 
 def _table(rows: Sequence[Mapping[str, str]]) -> list[str]:
@@ -357,11 +373,11 @@ def _csv_value(value: Any) -> Any:
 
 
 def latex_table(rows: Sequence[Mapping[str, str]], notes: Iterable[str] = ()) -> str:
-    """A table with the rules of the package booktabs, with notes below; to be put into a ``table`` with a caption."""
+    """A table with the rules of booktabs, no wider than a line, with notes below, for a ``table`` with a caption."""
     columns = "".join("r" if all(NUMBER.fullmatch(row[title]) for row in rows) else "l" for title in rows[0])
-    lines = [f"\\begin{{tabular}}{{{columns}}}", "\\toprule", _latex_row(rows[0]), "\\midrule"]
+    lines = [FITTED, f"\\begin{{tabular}}{{{columns}}}", "\\toprule", _latex_row(rows[0]), "\\midrule"]
     lines += [_latex_row(row.values()) for row in rows]
-    lines += ["\\bottomrule", "\\end{tabular}"]
+    lines += ["\\bottomrule", "\\end{tabular}}"]
     lines += [f"\\par\\smallskip{{\\footnotesize {note.translate(LATEX)}\\par}}" for note in notes]
     return "\n".join(lines) + "\n"
 

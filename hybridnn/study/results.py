@@ -17,7 +17,7 @@ from hybridnn.errors import DataError, SettingError
 from hybridnn.runs.quantities import RunFigures, TimeShares, figures_of, mean_shares
 from hybridnn.runs.records import RunHeader
 from hybridnn.runs.run_files import HISTORY, RunRecord, read_run
-from hybridnn.study.axes import REPEATED
+from hybridnn.study.axes import NO_METHOD, REPEATED
 from hybridnn.study.judgement import Sample, judge
 from hybridnn.study.statistics import Estimate, MeanDeviation, mean_and_deviation, median_of
 from hybridnn.study.study_file import conclusions_module
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 Key = tuple[Hashable, ...]
 
 FOLDER = "folder"  # label of the axis by which the cells of several folders differ
+MARK = "†"  # of disturbed times
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,11 @@ class CellResult:
     run: RunRecord
     figures: RunFigures
     is_timed: bool
-    is_disturbed: bool = False  # whether processes of others disturbed its times, in a study that compares them
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether processes of others disturbed its times."""
+        return self.is_timed and self.run.disturbance > MOST_DISTURBANCE
 
     @property
     def point_values(self) -> dict[str, Any]:
@@ -284,10 +289,9 @@ def _read_folder(folder: Path, name: str) -> StudyResults:
             unfinished[prefix + cell.id] = state
             continue
         run = read_run(study.cell(cell.id))
-        is_disturbed = manifest.compares == "times" and run.disturbance > MOST_DISTURBANCE
         is_timed = not run.untimed and not run.header.in_process
         values = planned[-1].values
-        cells.append(CellResult(prefix + cell.id, values, run, figures_of(run), is_timed, is_disturbed))
+        cells.append(CellResult(prefix + cell.id, values, run, figures_of(run), is_timed))
         ended.append((study.cell(cell.id) / HISTORY).stat().st_mtime)
     days = [f"{datetime.fromtimestamp(seconds):%Y-%m-%d}" for seconds in sorted(ended)[:: max(1, len(ended) - 1)]]
     manifest = replace(manifest, cells=tuple(planned))
@@ -309,9 +313,20 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 def point_name(results: StudyResults, point: StudyPoint, *, without: Iterable[str] = ()) -> str:
     """Values of the axes that vary among the points, but for those in `without`."""
-    labels = [label for label in point.values if label in results.varying and label not in without]
+    given = [label for label, value in point.values.items() if (label, value) != ("method", NO_METHOD)]
+    labels = [label for label in given if label in results.varying and label not in without]
     parts = [f"{label} {point.values[label]}".removeprefix("variant ") for label in labels]
     return ", ".join(parts) or results.manifest.name
+
+
+def marked(text: str, *points: StudyPoint) -> str:
+    """The text with a mark where processes of others disturbed one of the points."""
+    return f"{text} {MARK}" if any(point.is_disturbed for point in points) else text
+
+
+def mark_note(points: Iterable[StudyPoint]) -> str:
+    """What the mark is; empty where none of the points has it."""
+    return f"{MARK}: disturbed by other processes." if any(point.is_disturbed for point in points) else ""
 
 
 def times_as_fast(results: StudyResults) -> dict[str, Estimate]:

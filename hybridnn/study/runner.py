@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from math import inf
 from pathlib import Path
@@ -30,7 +30,7 @@ from hybridnn.runs.folder import FolderInUse
 from hybridnn.runs.run_files import disturbance_in, run_status
 from hybridnn.study.cells import Cell, CellPlan, make_cells
 from hybridnn.study.study_file import Study
-from hybridnn.study.study_folder import ENDED, SETTINGS, Failure, StudyFolder
+from hybridnn.study.study_folder import ENDED, SETTINGS, Failure, StudyFolder, reason_of_divergence
 from hybridnn.utils.files import read_tail
 
 WILDCARDS = "*?["
@@ -82,6 +82,9 @@ class StudyView:
     def on_cell_start(self, cell: Cell) -> None:
         """Called before a cell."""
 
+    def on_repeat(self, outcome: CellOutcome, number: int) -> None:
+        """Called before a disturbed cell is repeated the first or a later time, in the thread that runs the cell."""
+
     def on_cell_end(self, outcome: CellOutcome) -> None:
         """Called when a cell has ended or is held by another process."""
 
@@ -107,13 +110,13 @@ class StudyRun:
     folder: StudyFolder
     launcher: RankCommand | None  # None of ranks in one process that no launcher starts
 
-    def command(self, cell: Cell, train: TrainCommand = train_command) -> list[str]:
-        """Return the command that runs a cell, or resumes it where the study resumes cells.
+    def command(self, cell: Cell, train: TrainCommand = train_command, folder: Path | None = None) -> list[str]:
+        """Return the command that runs a cell in its folder or another, or resumes it where the study resumes cells.
 
         It sets the number of BLAS threads and the machine file on every node and under any launcher. Raises
         `SettingError` if the launcher cannot place the ranks as the cell requires.
         """
-        folder = self.folder.cell(cell.id)
+        folder = folder or self.folder.cell(cell.id)
         variables = dict.fromkeys(THREAD_VARIABLES, str(cell.placement.threads))
         if self.study.keys.machine is not None:
             variables[MACHINE_VARIABLE] = self.study.keys.machine
@@ -172,14 +175,22 @@ def plan_study(
 
 
 def run_study(
-    run: StudyRun, view: StudyView, *, limit: float | None = None, jobs: int = 1, train: TrainCommand = train_command
+    run: StudyRun,
+    view: StudyView,
+    *,
+    limit: float | None = None,
+    jobs: int = 1,
+    accept_disturbed: bool = False,
+    train: TrainCommand = train_command,
 ) -> list[CellOutcome]:
     """Run the chosen cells that are not finished, `jobs` of them at once; a failed one does not stop the others.
 
-    A cell is ended after `limit` seconds and counts as failed. Returned are the outcomes of the cells that were not
-    finished before; after the warning before the time limit of a batch job (SIGUSR1), the last of them are those that
-    were ended. If the next run of the study resumes a cell or continues with the next one, raises `StoppedBySignal`
-    after that warning; after SIGINT or SIGTERM `KeyboardInterrupt`, when the running cells have been ended.
+    A run is ended after `limit` seconds, and its cell counts as failed. In a study that compares times, a disturbed
+    cell is repeated up to `MOST_REPEATS` times unless `accept_disturbed`; the least disturbed run is kept. Returned are
+    the outcomes of the cells that were not finished before; after the warning before the time limit of a batch job
+    (SIGUSR1), the last of them are those that were ended. If the next run of the study resumes a cell or continues with
+    the next one, raises `StoppedBySignal` after that warning; after SIGINT or SIGTERM `KeyboardInterrupt`, when the
+    running cells have been ended.
 
     Raises `EnvironmentProblem` if the folder cannot be written or the launcher cannot be started, `SettingError` if the
     launcher cannot place the ranks of a cell, or cells that run at once would disturb the times that are compared.
@@ -187,6 +198,7 @@ def run_study(
     if jobs > 1 and run.study.keys.compares == "times":
         allowed = "1 for a study that compares times, which cells that run at once disturb (compares = 'training')"
         raise SettingError("--jobs", jobs, allowed)
+    repeats = 0 if accept_disturbed or run.study.keys.compares != "times" else MOST_REPEATS
     missing = [cell for cell in run.chosen if not run.folder.has_ended(cell.id)]
     for cell in missing:
         run.command(cell, train)  # refuses a placement that the launcher cannot do, before anything runs
@@ -203,7 +215,7 @@ def run_study(
                 while waiting and len(running) < jobs and not signals:
                     cell = waiting.popleft()
                     view.on_cell_start(cell)
-                    running[pool.submit(_run_cell, run, cell, limit, train, signals)] = cell
+                    running[pool.submit(_run_cell, run, cell, view, repeats, limit, train, signals)] = cell
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
                     del running[future]
                     if (error := future.exception()) is not None:
@@ -240,56 +252,64 @@ def _require_end(run: StudyRun, outcomes: Sequence[CellOutcome], *, others: bool
         raise StoppedBySignal("; ".join([*cells, "run the study again to go on"]))
 
 
-def _run_cell(run: StudyRun, cell: Cell, limit: float | None, train: TrainCommand, signals: Signals) -> CellOutcome:
-    """Run a cell unless another process does, and return its outcome.
+def _run_cell(
+    run: StudyRun, cell: Cell, view: StudyView, repeats: int, limit: float | None, train: TrainCommand, signals: Signals
+) -> CellOutcome:
+    """Run a cell unless another process does, repeat it while it is disturbed, and return its outcome.
 
-    In a study that compares times, it is repeated up to `MOST_REPEATS` times while it is disturbed.
+    A repeat runs beside the run that has ended, which stands if the repeat does not end or is disturbed no less.
     """
     try:
         lock = run.folder.lock(cell.id)
     except FolderInUse as busy:
         return CellOutcome(cell, "held", reason=f"{busy.holder} is running it")
     with lock:
+        folder = run.folder.cell(cell.id)
         if run.folder.has_ended(cell.id):  # by another process in the meantime
-            return _ended(run, cell)
-        for repeat in range(1 + MOST_REPEATS):
-            # Nothing of a disturbed run is kept, or it would be resumed at its end.
-            run.folder.prepare(cell, resume=run.resumes and repeat == 0)
-            outcome = _run_once(run, cell, limit, train, signals, lock.descriptor)
-            if signals or not outcome.disturbance:
+            return _ended(run, cell, folder)
+        run.folder.prepare(cell, resume=run.resumes)
+        outcome = found = _run_once(run, cell, folder, limit, train, signals, lock.descriptor)
+        for number in range(1, 1 + repeats):
+            if signals or not outcome.disturbance or found.status not in ENDED:
                 break
+            view.on_repeat(outcome, number)
+            folder = run.folder.prepare(cell, repeat=True)
+            found = _run_once(run, cell, folder, limit, train, signals, lock.descriptor)
+            is_better = found.status in ENDED and found.disturbance < outcome.disturbance
+            run.folder.end_repeat(cell.id, keep=is_better)
+            outcome = replace(found if is_better else outcome, seconds=outcome.seconds + found.seconds)
         return outcome
 
 
 def _run_once(
-    run: StudyRun, cell: Cell, limit: float | None, train: TrainCommand, signals: Signals, keep_open: int
+    run: StudyRun, cell: Cell, folder: Path, limit: float | None, train: TrainCommand, signals: Signals, keep_open: int
 ) -> CellOutcome:
-    """Run a prepared cell; `keep_open` is as in `_run_process`."""
-    folder, start = run.folder.cell(cell.id), perf_counter()
+    """Run a cell in a prepared folder; `keep_open` is as in `_run_process`."""
+    start = perf_counter()
     for _ in range(1 + MOST_REPEATS):
         code, ended_by = _run_process(
-            run.command(cell, train), folder, limit, keep_open, signals, checkpoint=run.resumes
+            run.command(cell, train, folder), folder, limit, keep_open, signals, checkpoint=run.resumes
         )
         if code != NOT_LAUNCHED:
             break
     seconds = perf_counter() - start
     status = run_status(folder)
     if status == "diverged" or (status == "finished" and code == 0):
-        return _ended(run, cell, seconds)
+        return _ended(run, cell, folder, seconds)
     failure, reason = _failure(code, ended_by, limit, folder)
-    run.folder.fail(cell.id, failure, reason)
+    if folder == run.folder.cell(cell.id):  # of a repeat, nothing is recorded
+        run.folder.fail(cell.id, failure, reason)
     return CellOutcome(cell, failure, seconds, reason)
 
 
-def _ended(run: StudyRun, cell: Cell, seconds: float = 0.0) -> CellOutcome:
-    """Outcome of a cell that has a result."""
-    state = run.folder.state(cell.id)
-    status: Literal["finished", "diverged"] = "diverged" if state.status == "diverged" else "finished"
-    found = disturbance_in(run.folder.cell(cell.id)) if run.study.keys.compares == "times" else 0.0
-    if found <= MOST_DISTURBANCE:
-        return CellOutcome(cell, status, seconds, state.reason)
-    reason = "; ".join(filter(None, [state.reason, disturbance_text(found)]))
-    return CellOutcome(cell, status, seconds, reason, found)
+def _ended(run: StudyRun, cell: Cell, folder: Path, seconds: float = 0.0) -> CellOutcome:
+    """Outcome of a cell that has a result in a folder."""
+    found = disturbance_in(folder) if run.study.keys.compares == "times" else 0.0
+    found, disturbed = (found, disturbance_text(found)) if found > MOST_DISTURBANCE else (0.0, "")
+    if run_status(folder) == "finished":
+        return CellOutcome(cell, "finished", seconds, disturbed, found)
+    reason = "; ".join(filter(None, [reason_of_divergence(folder), disturbed]))
+    return CellOutcome(cell, "diverged", seconds, reason, found)
 
 
 def _failure(code: int, ended_by: str, limit: float | None, folder: Path) -> tuple[Failure, str]:

@@ -289,16 +289,15 @@ def _lines(results: StudyResults, growing: Callable[[StudyPoint], str] | None = 
     ]
 
 
-def grid_maps(results: StudyResults) -> dict[str, dict[tuple[int, int], float]]:
-    """Seconds per epoch by ranks along batch and model, for every network that ran with several numbers of both."""
+def grid_maps(results: StudyResults) -> dict[str, dict[tuple[int, int], StudyPoint]]:
+    """Fastest points by ranks along batch and model, for every network that ran with several numbers of both."""
     maps = {}
     for points in alike_points(results.timed, constant=lambda point: (*_work(point), point.grid[0])):
-        seconds: dict[tuple[int, int], float] = {}
-        for point in points:
-            grid, measured = point.grid[1:], point.seconds_per_epoch.value
-            seconds[grid] = min(measured, seconds.get(grid, measured))
-        if len({batch for batch, _ in seconds}) > 1 and len({model for _, model in seconds}) > 1:
+        fastest: dict[tuple[int, int], StudyPoint] = {}
+        for point in sorted(points, key=lambda point: point.seconds_per_epoch.value):
+            fastest.setdefault(point.grid[1:], point)
+        if len({batch for batch, _ in fastest}) > 1 and len({model for _, model in fastest}) > 1:
             name = point_name(results, points[0], without=LAYOUT)
             pipeline = points[0].grid[0]
-            maps[name + f", {pipeline} stages" * (pipeline > 1)] = seconds
+            maps[name + f", {pipeline} stages" * (pipeline > 1)] = fastest
     return maps

@@ -62,7 +62,7 @@ class MeanDeviation:
 
     def format(self, spec: str = ".4g") -> str:
         """Return ``mean ± deviation``, or the mean alone."""
-        return f"{self.mean:{spec}}" + ("" if self.deviation is None else f" ± {self.deviation:.2g}")
+        return f"{self.mean:{spec}}" + ("" if self.deviation is None else f" ± {self.deviation:#.2g}".removesuffix("."))
 
 
 def median_of(values: Sequence[float]) -> Estimate:

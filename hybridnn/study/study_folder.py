@@ -37,6 +37,7 @@ SETTINGS = "settings.toml"
 STARTED = "started.txt"
 FAILURE = "failure.txt"
 LOCK = "lock"
+REPEAT = "repeat"
 STALL = "stall"
 FORMAT = 1
 
@@ -124,7 +125,7 @@ class StudyFolder:
         if run == "finished":
             return CellState("finished")
         if run == "diverged":
-            return CellState("diverged", _reason_of_divergence(folder))
+            return CellState("diverged", reason_of_divergence(folder))
         if (holder := FolderLock.holder(folder, LOCK)) is not None:
             return CellState("running", holder)
         if (failure := _read_line(folder / FAILURE)) is not None:
@@ -132,7 +133,8 @@ class StudyFolder:
             status = next((status for status in FAILURES if status == kind), None)
             return CellState("failed", failure) if status is None else CellState(status, reason)
         if (start := _read_line(folder / STARTED)) is not None:
-            return CellState("interrupted", f"{start} and left no end: killed, perhaps at a time limit")
+            cause = "killed, perhaps at a time limit, or its disk was full"
+            return CellState("interrupted", f"{start} and left no end: {cause}")
         if run == "unfinished":
             return CellState("interrupted", "its run left no end")
         return CellState("never run")
@@ -179,13 +181,16 @@ class StudyFolder:
             self.cell(name).mkdir(parents=True, exist_ok=True)
             return FolderLock.take(self.cell(name), LOCK)
 
-    def prepare(self, cell: Cell, *, resume: bool = False) -> None:
-        """Remove an unfinished run, write the settings of a cell and the record of its start.
+    def prepare(self, cell: Cell, *, resume: bool = False, repeat: bool = False) -> Path:
+        """Remove an unfinished run, write the settings of a cell and the record of its start; returns the run's folder.
 
-        With `resume`, a run that has checkpoints is kept.
+        With `resume`, a run that has checkpoints is kept. A `repeat` has a folder beside the run that has ended.
         """
-        folder = self.cell(cell.id)
+        folder = self.cell(cell.id) / REPEAT if repeat else self.cell(cell.id)
         with self._write_errors():
+            if repeat:
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
             (folder / FAILURE).unlink(missing_ok=True)
             if not (resume and checkpoint_folders(folder / CHECKPOINTS)):
                 for file in (folder / HISTORY, *folder.glob("*.npz")):
@@ -195,6 +200,20 @@ class StudyFolder:
                         shutil.rmtree(subfolder)
             write_atomically(folder / SETTINGS, to_toml(cell.settings))
             write_atomically(folder / STARTED, _start_text(os.environ))
+        return folder
+
+    def end_repeat(self, name: str, *, keep: bool) -> None:
+        """Remove the repeat of a cell or, to `keep` it, the run that it repeats, which is the same training.
+
+        The history is replaced last: at every moment the cell has a run that has ended.
+        """
+        folder, repeat = self.cell(name), self.cell(name) / REPEAT
+        with self._write_errors():
+            for path in sorted(repeat.iterdir(), key=lambda path: path.name == HISTORY) if keep else ():
+                if (folder / path.name).is_dir():
+                    shutil.rmtree(folder / path.name)
+                path.replace(folder / path.name)
+            shutil.rmtree(repeat)
 
     def fail(self, name: str, status: Failure, reason: str) -> None:
         """Record the failure of a cell and its reason."""
@@ -242,7 +261,8 @@ def write_json(path: Path, value: object) -> None:
     replace_atomically(path, lambda file: file.write(text.encode()), exclusive=False)
 
 
-def _reason_of_divergence(folder: Path) -> str:
+def reason_of_divergence(folder: Path) -> str:
+    """Return why the run in a folder diverged."""
     try:
         return read_divergence(folder)
     except DataError as error:

@@ -121,6 +121,19 @@ def test_a_disturbed_run_is_named(run_hybridnn: Run, tmp_path: Path) -> None:
         assert (warning in run_hybridnn("report", str(others))[1]) == is_named
 
 
+def test_disturbed_runs_are_marked_among_several(run_hybridnn: Run, tmp_path: Path) -> None:
+    for ranks, others in ((1, 0.0), (2, 0.5)):
+        write_run(tmp_path / str(ranks), ranks=ranks, seconds=[4 / ranks] * 2, lines=[load_line(others)])
+    text = run_hybridnn("report", "1", "2")[1]
+    assert [line.split()[4:8] for line in text.splitlines() if line.split()[1:2] in (["1x1"], ["2x1"])] == [
+        ["4", "1.00", "100%", "-"],
+        ["2", "†", "2.00", "†"],
+    ]
+    assert "\n†: disturbed by other processes.\n" in text
+    (group,) = json.loads(run_hybridnn("report", "1", "2", "--format", "json")[1])["groups"]
+    assert [run["disturbance"] for run in group["runs"]] == [0, 0.25]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

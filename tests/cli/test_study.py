@@ -15,7 +15,7 @@ from hybridnn.cli.study_view import StudyProgress
 from hybridnn.config.settings import to_toml
 from hybridnn.runs.run_files import read_run, run_status
 from hybridnn.study.cells import make_cells
-from hybridnn.study.runner import plan_study
+from hybridnn.study.runner import CellOutcome, plan_study
 from hybridnn.study.study_file import load_study
 from hybridnn.study.study_folder import StudyFolder
 from mpi_runner.launch import find_mpirun, run_job
@@ -97,6 +97,45 @@ def test_study_says_that_ranks_will_share_cores(
         assert (warning in capsys.readouterr().out) == expected
 
 
+@pytest.mark.parametrize(
+    ("load", "on_this_node", "expected"), [(3.0, True, True), (0.1, True, False), (3.0, False, False)]
+)
+def test_study_says_beforehand_that_the_machine_is_busy(
+    study: Run,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    load: float,
+    on_this_node: bool,
+    expected: bool,
+) -> None:
+    planned = plan_study(load_study(tmp_path / "tiny.toml"), tmp_path / "out", "env {ranks}")
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
+    with StudyProgress(planned, on_this_node=on_this_node) as view:
+        view.on_start(2)
+    warning = "the machine is busy: load average 3.0, more than the 2 cores that 2 threads of a run leave free"
+    assert (f"warning: {warning}: times will be disturbed\n" in capsys.readouterr().out) == expected
+
+
+def test_repeats_of_disturbed_cells_are_shown_and_cells_of_others_are_counted_once(
+    study: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    planned = plan_study(load_study(tmp_path / "tiny.toml"), tmp_path / "out", "env {ranks}")
+    first, second = planned.chosen
+    write_run(planned.folder.cell(first.id))  # ended by the other process in the meantime
+    held = [CellOutcome(cell, "held", reason="process 7 is running it") for cell in (first, second)]
+    with StudyProgress(planned, on_this_node=False) as view:
+        view.on_repeat(CellOutcome(first, "finished", disturbance=0.35), 1)
+        view.summarize(held)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == [
+        "ranks-1: disturbed (others took 35%), repeat 1 of 2",
+        "1 of 2 cells are finished",
+        "another process runs 1 cell",
+    ]
+
+
 def test_failed_cell_gives_exit_code_one_and_its_error(study: Run) -> None:
     # This launcher starts one rank, which does not fit the grid of the second cell.
     with open("tiny.toml", "a") as file:
@@ -133,6 +172,12 @@ def test_dry_run_is_a_table_and_what_was_left_out(study: Run, tmp_path: Path) ->
     expected = f"env -u 2 env {threads} {shlex.quote(sys.executable)} -m hybridnn train {settings} --set"
     assert commands.splitlines()[1].startswith(expected)
     assert not Path("out/study.json").exists()
+    Path("often.toml").write_text(STUDY + "repeats = 5\n")
+    out = study("run", "often.toml", *run[2:4], "--dry-run")[1]
+    assert [" ".join(line.split()) for line in out.splitlines()[2:4]] == [
+        "0, 2, 4, 6, 8 ranks-1 and 4 repeats never run",
+        "1, 3, 5, 7, 9 ranks-2 and 4 repeats never run",
+    ]
     # Without a launcher, it is found as by train.
     code, out, _ = study("run", "tiny.toml", "--cell", "1", "--commands")
     assert code == 0

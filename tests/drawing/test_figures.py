@@ -13,13 +13,14 @@ from hybridnn.drawing.figures import (
     COLORS,
     MUTED,
     ON_LIGHT,
+    PART_STYLES,
     column_figure,
     figure_bytes,
     legend_above,
     ratio_tick,
     tidy,
 )
-from reference.colors import SIGHTS, contrast, difference
+from reference.colors import SIGHTS, contrast, difference, lightness
 from reference.pictures import least_points, least_points_of_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -30,6 +31,14 @@ LEAST_DIFFERENCE = 17.0  # of two colours; Okabe's and Ito's have 17.8, without 
 def test_colours_differ_for_every_kind_of_sight(sight: str) -> None:
     for one, other in combinations(COLORS, 2):
         assert difference(one, other, sight) >= LEAST_DIFFERENCE, (one, other)
+
+
+def test_parts_of_the_time_differ_in_grey() -> None:
+    for one, other in combinations(PART_STYLES.values(), 2):
+        apart = abs(lightness(one["facecolor"]) - lightness(other["facecolor"]))
+        assert one["hatch"] != other["hatch"] or apart >= 20, (one, other)
+    for style in PART_STYLES.values():
+        assert not style["hatch"] or contrast(style["facecolor"], style["edgecolor"]) >= 2, "hatches can be seen"
 
 
 @cache

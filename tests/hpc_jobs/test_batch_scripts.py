@@ -113,6 +113,14 @@ def test_end_of_the_run_is_the_end_of_the_job(tmp_path: Path, script: str, code:
         assert job.lines("open-mpi")[0] == "osc ^ucx btl ^ofi"
 
 
+@pytest.mark.parametrize("script", [TRAIN, GPU, ARRAY, SCALING])
+def test_a_signal_to_a_step_that_has_ended_prints_nothing(script: str) -> None:
+    text = (JOBS / script).read_text()
+    (notify,) = re.findall(r"^notify\(\) .*", text, re.MULTILINE)
+    ended = subprocess.run(["bash", "-c", f"{notify}; step=99999999; notify USR1"], capture_output=True, check=True)
+    assert ended.stdout + ended.stderr == b""
+
+
 def test_variables_of_the_user_are_kept(tmp_path: Path) -> None:
     variables = {"RUN": "runs/name-3", "SLURM_CPUS_PER_TASK": "", "OMPI_MCA_osc": "rdma", "OMPI_MCA_btl": ""}
     with _job(tmp_path, TRAIN, "exit 0", arguments="--epochs=3", SETTINGS="a = 1", **variables) as job:

@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import re
+import shutil
+import subprocess
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridnn.drawing.figures import figure_bytes
+from hybridnn.drawing.figures import COLUMN, TWO_COLUMNS, figure_bytes
 from hybridnn.errors import DataError, SettingError
 from hybridnn.study.answer import warnings_of
 from hybridnn.study.plots import curves_of, draw_plots
@@ -27,10 +29,18 @@ from hybridnn.study.report import (
     write_csv,
     write_report,
 )
-from hybridnn.study.results import StudyResults, read_results
+from hybridnn.study.results import StudyResults, point_name, read_results
 from hybridnn.study.scaling import compare_points, strong_lines
 from hybridnn.study.study_folder import StudyFolder
-from reference.finished_runs import load_line, made_study, prediction_line, strong_study, write_run, write_study
+from reference.finished_runs import (
+    load_line,
+    made_study,
+    measured_line,
+    prediction_line,
+    strong_study,
+    write_run,
+    write_study,
+)
 from reference.pictures import least_points
 
 
@@ -247,6 +257,7 @@ def test_latex_table_has_the_rules_of_booktabs_and_numbers_at_the_right() -> Non
         {"method": "fr_2", "speed-up": "-", "R²": "0.9 ± 0.1"},
     ]
     assert latex_table(rows, ["100 % of it"]).splitlines() == [
+        r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
         r"\begin{tabular}{lrr}",
         r"\toprule",
         r"method & speed-up & R\textsuperscript{2} \\",
@@ -254,13 +265,13 @@ def test_latex_table_has_the_rules_of_booktabs_and_numbers_at_the_right() -> Non
         r"ddg & 1.5 [1.2, 1.8] & - \\",
         r"fr\_2 & - & 0.9 $\pm$ 0.1 \\",
         r"\bottomrule",
-        r"\end{tabular}",
+        r"\end{tabular}}",
         r"\par\smallskip{\footnotesize 100 \% of it\par}",
     ]
 
 
 def test_characters_that_latex_reads_otherwise_are_escaped() -> None:
-    text = latex_table([{"a": "".join(f"a{character}b" for character in "&%$#_{}~^\\")}]).splitlines()[4]
+    text = latex_table([{"a": "".join(f"a{character}b" for character in "&%$#_{}~^\\")}]).splitlines()[5]
     assert text.count("a\\") == 10
     assert not re.search(r"(?<!\\)[&%$#_~^]", text)
 
@@ -467,8 +478,9 @@ def _disturbed(folder: Path, compares: str = "times") -> StudyResults:
 
 def test_disturbed_cells_are_counted_and_crossed(tmp_path: Path) -> None:
     results = _disturbed(tmp_path)
-    said = "1 of 3 cells disturbed, also when repeated: processes of others took more than 10% of the cores in use in 2"
-    assert said in warnings_of(results)
+    (said,) = [text for text in warnings_of(results) if "disturbed" in text]
+    assert said.startswith("1 of 3 cells disturbed")
+    assert said.endswith("processes of others took more than 10% of the cores in use in 2")
     assert f"**Warning:** {said}\n" in markdown_text(results, {})
     assert [row["disturbance"] for row in _cells(results)] == ["", "0.2", "0.05"]
     assert [facts["disturbed_cells"] for facts in point_facts(results)] == [[], ["2"], []]
@@ -481,9 +493,117 @@ def test_disturbed_cells_are_counted_and_crossed(tmp_path: Path) -> None:
         assert "disturbed" in [text.get_text() for text in figure.legends[0].get_texts()]
 
 
-def test_undisturbed_cells_and_studies_of_trainings_have_no_crosses(tmp_path: Path, strong: StudyResults) -> None:
-    for results in (strong, _disturbed(tmp_path, "training")):
-        for caption, figure in draw_plots(results).values():
-            assert "disturbed" not in caption
-            assert not [line for line in figure.axes[0].get_lines() if line.get_marker() == "x"]
-        assert not [text for text in warnings_of(results) if "disturbed" in text]
+def test_undisturbed_cells_have_no_marks(strong: StudyResults) -> None:
+    for caption, figure in draw_plots(strong).values():
+        assert "disturbed" not in caption
+        assert not [line for line in figure.axes[0].get_lines() if line.get_marker() == "x"]
+    assert not [text for text in warnings_of(strong) if "disturbed" in text]
+    assert "†" not in markdown_text(strong, {}) + latex_text(strong)
+
+
+@pytest.mark.parametrize("compares", ["times", "training"])
+def test_disturbed_times_are_marked_in_the_tables_of_every_study(tmp_path: Path, compares: str) -> None:
+    results = _disturbed(tmp_path, compares)
+    times = [[row[name] for name in ("seconds per epoch", "speed-up", "efficiency")] for row in point_rows(results)]
+    assert times == [["4", "1.00", "1.00"], ["3 †", "1.33 †", "0.67 †"], ["1", "4.00", "1.00"]]
+    assert " †: disturbed by other processes.\n" in markdown_text(results, {})
+    assert r"3 $\dagger$ & 1.33 $\dagger$ &" in latex_text(results)
+
+
+def test_ratios_to_a_disturbed_base_and_one_value_of_every_axis_are_marked(tmp_path: Path) -> None:
+    runs = _by_ranks({1: 4.0, 2: 3.0})
+    runs["1"][1]["lines"] = [load_line(0.4)]
+    rows = point_rows(made_study(tmp_path / "base", runs))
+    assert [(row["seconds per epoch"], row["speed-up"]) for row in rows] == [("4 †", "1.00 †"), ("3", "1.33 †")]
+    alone = made_study(tmp_path / "alone", {"only": runs["1"]})
+    assert [row["seconds per epoch"] for row in point_rows(alone)] == ["4 †"]
+
+
+def test_disturbed_points_are_marked_in_maps_breakdowns_and_curves_over_time(tmp_path: Path) -> None:
+    runs = {}
+    for batch, model in ((1, 1), (2, 1), (1, 2), (2, 2)):
+        ranks, name = batch * model, f"{batch}x{model}"
+        lines = [measured_line(epoch, 0.1) for epoch in (1, 2)] + [load_line(0.4)] * (name == "1x2")
+        options = {"ranks": ranks, "grid": (1, batch, model), "seconds": [4 / ranks] * 2, "lines": lines}
+        runs[name] = {"ranks": ranks, "grid": name}, options
+    plots = draw_plots(made_study(tmp_path / "grids", runs))
+    for name in ("grids", "breakdown"):
+        caption, figure = plots[name]
+        texts = [text.get_text() for text in [*figure.axes[0].texts, *figure.axes[0].get_xticklabels()]]
+        assert [text for text in texts if "†" in text] == [{"grids": "2,000 †", "breakdown": "2\n1x2 †"}[name]], texts
+        assert caption.endswith(". †: disturbed by other processes.")
+    runs = {
+        str(rate): ({"rate": rate}, {"seconds": (1, 1), "lines": [load_line(others)]})
+        for rate, others in ((1, 0.0), (2, 1.0))
+    }
+    plots = draw_plots(made_study(tmp_path / "rates", runs))
+    for name, marks in (("accuracy", []), ("accuracy-time", ["rate 2 †"])):
+        caption, figure = plots[name]
+        assert [text.get_text() for text in figure.legends[0].get_texts() if "†" in text.get_text()] == marks
+        assert ("†: disturbed by other processes" in caption) == bool(marks)
+
+
+# -- figures and tables for a journal ----------------------------------------------------------------------------------
+
+
+def test_plots_have_no_titles_no_names_on_lines_and_no_images(tmp_path: Path) -> None:
+    runs = {}
+    for (batch, model), width in product([(1, 1), (2, 1), (1, 2), (2, 2)], (8, 9)):
+        ranks, name = batch * model, f"{batch}x{model}"
+        lines = [measured_line(epoch, 0.1) for epoch in (1, 2)]
+        options = {"ranks": ranks, "grid": (1, batch, model), "seconds": [4 / ranks + batch] * 2, "lines": lines}
+        runs[f"{name}-{width}"] = {"ranks": ranks, "grid": name, "width": width}, options
+    plots = draw_plots(made_study(tmp_path, runs))
+    assert {"strong_scaling", "speed_up", "efficiency", "grids", "grids-2", "breakdown", "breakdown-2"} <= set(plots)
+    for name, (caption, figure) in plots.items():
+        assert [axes.get_title() for axes in figure.axes] == [""]
+        assert name.startswith("grids") or not figure.axes[0].texts
+        assert "<image" not in figure_bytes(figure, "svg").decode()
+        assert ("width 9" in caption) == (name.endswith("-2") or name == "strong_scaling")
+    assert "the least times have 1x2 (width 8, 2 ranks), 1x2 (width 9, 2 ranks)" in plots["strong_scaling"][0]
+
+
+@pytest.mark.parametrize(("inches", "pixels"), [(COLUMN, 990), (TWO_COLUMNS, 2070)])
+def test_plots_are_one_or_two_columns_wide_with_300_pixels_per_inch(
+    tmp_path: Path, strong: StudyResults, inches: float, pixels: int
+) -> None:
+    write_report(strong, tmp_path, "png", inches)
+    for path in tmp_path.glob("*.png"):
+        assert int.from_bytes(path.read_bytes()[16:20], "big") == pixels
+
+
+def test_plots_of_an_earlier_report_leave_and_files_of_the_user_stay(tmp_path: Path, strong: StudyResults) -> None:
+    earlier = {path.name for path in write_report(strong, tmp_path) if path.suffix == ".svg"}
+    assert "speed_up.svg" in earlier
+    (tmp_path / "mine.svg").write_text("mine")
+    files = write_report(strong, tmp_path, "png")
+    assert {path.name for path in tmp_path.iterdir()} == {"mine.svg", *(path.name for path in files)}
+
+
+def test_layouts_without_a_method_have_no_dash_in_names(tmp_path: Path) -> None:
+    runs = {
+        method: ({"ranks": 2, "grid": grid, "method": method}, {"ranks": 2, "grid": sizes, "accuracy": 0.5})
+        for method, grid, sizes in (("-", "2x1", (1, 2, 1)), ("ddg", "2x1x1", (2, 1, 1)))
+    }
+    results = made_study(tmp_path, runs)
+    assert [point_name(results, point) for point in results.points] == ["grid 2x1", "grid 2x1x1, method ddg"]
+
+
+@pytest.mark.skipif(not (shutil.which("tectonic") or shutil.which("pdflatex")), reason="no tectonic and no pdflatex")
+def test_tables_compile_and_are_no_wider_than_a_line(tmp_path: Path, strong: StudyResults) -> None:
+    odd = "".join(f"a{character}b" for character in "&%$#_{}~^\\|<>±×≤≥µ²\u2013…†")
+    (tmp_path / "wide.tex").write_text(latex_table([{f"column {number}": odd for number in range(12)}], [odd]))
+    (tmp_path / "tables.tex").write_text(latex_text(_disturbed(tmp_path)) + latex_text(strong))
+    first = (tmp_path / "tables.tex").read_text().splitlines()[0]
+    packages = re.fullmatch(r"% needs (\\usepackage\{booktabs,graphicx\}); each table is .*", first)
+    assert packages is not None
+    lines = [r"\documentclass[twocolumn]{article}", packages[1], r"\begin{document}", r"\noindent\input{tables}"]
+    lines += [r"\noindent\input{wide}", r"\end{document}"]
+    (tmp_path / "paper.tex").write_text("\n".join(lines))
+    found = shutil.which("tectonic")
+    command = [found] if found else ["pdflatex", "-interaction=nonstopmode", "-halt-on-error"]
+    ended = subprocess.run([*command, "paper.tex"], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert (tmp_path / "paper.pdf").stat().st_size > 1000
+    table = r"Overfull \\hbox \(\d{3,}[\d.]*pt"  # a table is wider by hundreds of points, a word of a note by a few
+    assert not re.search(table, ended.stdout + ended.stderr), ended.stdout

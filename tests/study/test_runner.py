@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -34,7 +35,8 @@ FAKE = """
 import os, sys, time
 from pathlib import Path
 settings, folder = map(Path, sys.argv[1:3])
-with open(folder.parent / "calls", "a") as calls:
+out = folder.parents[2 if folder.name == "repeat" else 1]
+with open(out / "calls", "a") as calls:
     calls.write(f"{folder.name} on {os.environ['FAKE_RANKS']}\\n")
 assert settings.read_text()
 (folder / "here").write_text(str(os.getpid()))
@@ -67,6 +69,9 @@ class View(StudyView):
         self.calls.append(f"start {cell.id}")
         self.threads.add(threading.current_thread().ident)
 
+    def on_repeat(self, outcome: CellOutcome, number: int) -> None:
+        self.calls.append(f"repeat {number}: {outcome.disturbance:.0%}")
+
     def on_cell_end(self, outcome: CellOutcome) -> None:
         self.calls.append(f"{outcome.status} {outcome.cell.id}")
         self.threads.add(threading.current_thread().ident)
@@ -74,8 +79,11 @@ class View(StudyView):
 
 DISTURBED = """
 import json
-number = len((folder.parent / "calls").read_text().splitlines())
+number = len((out / "calls").read_text().splitlines())
 others = {others}[number - 1]
+(folder / "checkpoints" / "step-1").mkdir(parents=True)
+for name in ("weights.npz", "checkpoints/step-1/a"):
+    (folder / name).write_text(str(others))
 load = [{{"others": others, "cores": 2, "threads": 2}}]
 (folder / "history.jsonl").write_text("".join(
     json.dumps(record) + "\\n" for record in ({{"kind": "load", "before": load, "during": load}}, {{"kind": "end"}})
@@ -99,7 +107,7 @@ def _fake(tmp_path: Path, body: str = FINISH) -> TrainCommand:
 
 
 def _calls(tmp_path: Path) -> list[str]:
-    path = tmp_path / "out" / "cells" / "calls"
+    path = tmp_path / "out" / "calls"
     return path.read_text().splitlines() if path.exists() else []
 
 
@@ -143,25 +151,110 @@ def test_every_cell_runs_once_on_its_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("compares", "others", "runs", "disturbance"),
+    ("compares", "others", "accepts", "repeats", "disturbance"),
     [
-        ("times", [0.1], 1, 0.0),
-        ("times", [1.0, 0.1], 2, 0.0),
-        ("times", [1.0, 0.8, 0.6], 3, 0.3),
-        ("training", [1.0], 1, 0.0),
+        ("times", [0.1], False, [], 0.0),
+        ("times", [1.0, 0.1], False, ["50%"], 0.0),
+        ("times", [1.0, 0.8, 0.6], False, ["50%", "40%"], 0.3),
+        ("times", [0.6, 0.8, 1.0], False, ["30%", "30%"], 0.3),
+        ("times", [0.8, 0.6, 1.0], False, ["40%", "30%"], 0.3),
+        ("times", [0.6], True, [], 0.3),
+        ("training", [1.0], False, [], 0.0),
     ],
 )
-def test_disturbed_cells_are_repeated_up_to_twice(
-    tmp_path: Path, compares: str, others: list[float], runs: int, disturbance: float
+def test_disturbed_cells_are_repeated_up_to_twice_and_the_least_disturbed_run_is_kept(
+    tmp_path: Path, compares: str, others: list[float], accepts: bool, repeats: list[str], disturbance: float
 ) -> None:
-    study = _study(tmp_path, "ranks = [2], repeats = 1", f'compares = "{compares}"')
-    (outcome,) = run_study(_plan(tmp_path, study), View(), train=_fake(tmp_path, DISTURBED.format(others=others)))
-    assert (len(_calls(tmp_path)), outcome.status, outcome.disturbance) == (runs, "finished", disturbance)
+    study, view = _study(tmp_path, "ranks = [2], repeats = 1", f'compares = "{compares}"'), View()
+    train = _fake(tmp_path, DISTURBED.format(others=others))
+    (outcome,) = run_study(_plan(tmp_path, study), view, accept_disturbed=accepts, train=train)
+    said = [f"repeat {number}: {share}" for number, share in enumerate(repeats, 1)]
+    assert view.calls[2:] == [*said, "finished ranks-2"]
+    assert (len(_calls(tmp_path)), outcome.disturbance) == (1 + len(repeats), disturbance)
     assert ("disturbed: processes of others took 30%" in outcome.reason) == (disturbance > 0)
+    cell = tmp_path / "out" / "cells" / "ranks-2"
+    kept = json.loads((cell / "history.jsonl").read_text().splitlines()[0])["during"][0]["others"]
+    assert kept == min(others)
+    assert (cell / "weights.npz").read_text() == (cell / "checkpoints" / "step-1" / "a").read_text() == f"{kept}"
+    assert not (cell / "repeat").exists()
+
+
+@pytest.mark.parametrize("end", ["SIGTERM", "SIGUSR1", "limit", "its process", "the study"])
+def test_a_run_that_has_ended_stands_when_its_repeat_does_not_end(tmp_path: Path, end: str) -> None:
+    waits = "if folder.name == 'repeat': time.sleep(3600)\n" + DISTURBED.format(others=[1.0])
+    study = _study(tmp_path, "ranks = [2, 3], repeats = 1", 'compares = "times"')
+    plan, train = _plan(tmp_path, study, only="ranks-2"), _fake(tmp_path, waits)
+    cell = plan.folder.cell("ranks-2")
+    here = cell / "repeat" / "here"
+
+    def is_repeated() -> bool:
+        return here.exists() and here.read_text() != ""
+
+    if end in ("SIGTERM", "SIGUSR1"):
+        thread = _signal_when(is_repeated, getattr(signal, end))
+        with pytest.raises(KeyboardInterrupt) if end == "SIGTERM" else contextlib.nullcontext():
+            assert _statuses(run_study(plan, View(), train=train)) == {"ranks-2": "finished"}
+        thread.join()
+    elif end == "limit":
+        assert _statuses(run_study(plan, View(), limit=5, train=train)) == {"ranks-2": "finished"}
+    elif end == "its process":
+
+        def kill() -> None:
+            wait_until(is_repeated, 60)
+            os.kill(int(here.read_text()), signal.SIGKILL)
+
+        thread = threading.Thread(target=kill)
+        thread.start()
+        assert _statuses(run_study(plan, View(), train=train)) == {"ranks-2": "finished"}
+        thread.join()
+    else:
+        code = (
+            "import sys; from pathlib import Path\n"
+            "from hybridnn.study.runner import StudyView, plan_study, run_study\n"
+            "from hybridnn.study.study_file import load_study\n"
+            "study = load_study(sys.argv[1] + '/study.toml')\n"
+            f"run = plan_study(study, Path(sys.argv[1]) / 'out', {ENV!r}, 'ranks-2')\n"
+            "run_study(run, StudyView(), train=lambda s, f: [sys.executable, sys.argv[2], str(s), str(f)])\n"
+        )
+        study_process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(tmp_path / "fake_train.py")])
+        wait_until(is_repeated, 60)
+        study_process.kill()
+        study_process.wait()
+        os.kill(int(here.read_text()), signal.SIGKILL)
+    assert (cell / "history.jsonl").read_text().endswith('{"kind": "end"}\n')
+    assert (cell / "weights.npz").read_text() == "1.0"
+    assert not (cell / "failure.txt").exists()
+    assert plan.folder.state("ranks-2").status == "finished"
+    assert run_study(_plan(tmp_path, study, only="ranks-2"), View(), train=train) == []
+
+
+@pytest.mark.parametrize("moved", range(4))
+def test_a_cell_has_a_finished_run_at_every_moment_of_its_replacement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: int
+) -> None:
+    plan = _plan(tmp_path)
+    cell, place = plan.folder.cell("seed-0"), plan.chosen[0]
+    write_run(cell)
+    for folder in (cell, plan.folder.prepare(place, repeat=True)):
+        write_run(folder)
+        (folder / "checkpoints" / "step-1").mkdir(parents=True)
+    replace, done = Path.replace, list[Path]()
+
+    def dies(path: Path, target: Path) -> Path:
+        if len(done) == moved:
+            raise KeyboardInterrupt
+        done.append(path)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", dies)
+    with pytest.raises(KeyboardInterrupt):
+        plan.folder.end_repeat("seed-0", keep=True)
+    assert plan.folder.state("seed-0").status == "finished"
+    assert read_run(cell).epochs
 
 
 def test_a_cell_whose_launcher_does_not_start_is_started_again(tmp_path: Path) -> None:
-    fails = "if len((folder.parent / 'calls').read_text().splitlines()) < 3: sys.exit(213)\n"
+    fails = "if len((out / 'calls').read_text().splitlines()) < 3: sys.exit(213)\n"
     (outcome,) = run_study(_plan(tmp_path, only="seed-0"), View(), train=_fake(tmp_path, fails + FINISH))
     assert (outcome.status, len(_calls(tmp_path))) == ("finished", 3)
 
@@ -260,7 +353,7 @@ def test_cell_without_a_recorded_end_was_killed(tmp_path: Path, monkeypatch: pyt
     state = plan.folder.state("seed-0")
     assert state.status == "interrupted"
     assert " by Slurm job 63_1 on " in state.reason
-    assert state.reason.endswith("left no end: killed, perhaps at a time limit")
+    assert state.reason.endswith("left no end: killed, perhaps at a time limit, or its disk was full")
 
 
 def test_files_of_an_unfinished_run_are_removed_unless_it_resumes(tmp_path: Path) -> None:

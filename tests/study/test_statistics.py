@@ -57,3 +57,5 @@ def test_mean_and_deviation_are_those_of_a_sample() -> None:
     assert mean_and_deviation([0.5]) == MeanDeviation(0.5, None, 1)
     assert mean_and_deviation([0.5]).format() == "0.5"
     assert mean_and_deviation([0.25, 0.75]).format() == "0.5 ± 0.35"
+    assert MeanDeviation(0.9437, 0.0103, 5).format() == "0.9437 ± 0.010"
+    assert MeanDeviation(40.0, 12.3, 5).format() == "40 ± 12"

@@ -13,7 +13,7 @@ from statistics import mean
 import numpy as np
 
 from hybridnn.comm.agreement import broadcast_text
-from hybridnn.comm.hosts import available_memory, blas_library, processor_name
+from hybridnn.comm.hosts import available_memory, blas_library, busy_text, processor_name
 from hybridnn.comm.mpi import library_version
 from hybridnn.comm.threads import cores_of_node, limit_blas_threads
 from hybridnn.cost.calibration.communication import (
@@ -79,8 +79,7 @@ def calibrate(
     threads = limit_blas_threads(grid.node_group).count
     cores = cores_of_node(grid.node_group)
     load, busy_ranks = other_load(grid, threads)
-    if load > busy_ranks and not forced:
-        busy = f"the machine is busy: load average {load:.1f}, more than the job's own {busy_ranks}"
+    if not forced and (busy := busy_text(load, busy_ranks, f"the job's own {busy_ranks}")):
         raise EnvironmentProblem(f"{busy}; calibrate it when it is idle, or with --force")
     about = host_facts(grid, threads) | {"cores_per_node": str(cores), "seconds": f"{seconds:g}", "seed": str(seed)}
     about["how"] = "one group of ranks at a time, while the others slept; one pair at a time for messages"
