@@ -206,19 +206,13 @@ def start_ranks(ranks: int | None, *, stops_on_signals: bool = False) -> None:
 
 
 def replace_by_ranks(ranks: int, program: Sequence[str], *, stops_on_signals: bool = False) -> NoReturn:
-    """Replace this process by the launcher of `ranks` ranks that run `program` with this Python.
+    """Replace this process by the launcher of `ranks` ranks that run `program`, arguments of this Python.
 
     Signals, standard streams and the exit code are then the launcher's. On a terminal the launcher is a child of this
     process, which shows its output; the ranks read from the environment that they write to a terminal, and its width,
-    as their own output may be a pipe.
-
-    Parameters
-    ----------
-    program : sequence of str
-        Arguments of the Python interpreter.
-    stops_on_signals : bool
-        The ranks end their step and write a checkpoint on the signals of `hybridnn.runs.callbacks`. ``mpirun`` is
-        then a child of this process, which forwards them, and sends one where nothing reads the output any more.
+    as their own output may be a pipe. With `stops_on_signals` the ranks end their step and write a checkpoint on the
+    signals of `hybridnn.runs.callbacks`; ``mpirun`` is then a child of this process, which forwards them, and sends one
+    where nothing reads the output any more.
     """
     if launch_rank() is not None:
         raise EnvironmentProblem(f"-n {ranks} starts the ranks itself: call it without mpirun or srun")

@@ -54,10 +54,7 @@ def feasible_layouts(workload: Workload, machine: Machine, ranks: int, wanted: W
     are powers of two and the stages times powers of two, up to eight per stage and 256 in all. Vertical synchronization
     is left out: it needs more memory and is not faster.
 
-    Raises
-    ------
-    SettingError
-        If there are more ranks than the model can use, or no layout has the wanted values.
+    Raises `SettingError` if there are more ranks than the model can use, or no layout has the wanted values.
     """
     require_whole("ranks", ranks, 1)
     grids = list(_grids(workload, ranks))
@@ -203,10 +200,7 @@ def plan(workload: Workload, machine: Machine, ranks: int, top: int = 10, wanted
 
     Layouts are visited in order of a lower bound on their time, and predicted only while they may be among the fastest.
 
-    Raises
-    ------
-    SettingError
-        If the model cannot use so many ranks, or no layout fits the memory of a rank; states how much is missing.
+    Raises `SettingError` if the model cannot use so many ranks, or no layout fits the memory of a rank: by how much.
     """
     require_whole("--top", top, 1)
     search = _Search(workload, machine, feasible_layouts(workload, machine, ranks, wanted))

@@ -39,12 +39,7 @@ class Rows(Protocol):
     def take(self, indices: NDArray[np.int64], x: NDArray[Any] | None, y: NDArray[Any] | None) -> None:
         """Write the samples at `indices` to `x` (n, features) and `y` (n,) + targets_shape, in the dtypes of those.
 
-        None in place of an array skips it.
-
-        Raises
-        ------
-        IndexError
-            If an index is negative or not below ``samples``.
+        None in place of an array skips it. Raises `IndexError` if an index is negative or not below ``samples``.
         """
 
 

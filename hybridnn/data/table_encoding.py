@@ -248,12 +248,9 @@ class TableEncoding:
     ) -> EncodedTable:
         """Encode the samples of a table that has the columns of this encoding, in any order, and others.
 
-        Raises `DataError`, which begins with `called`: a column is missing, or has values that cannot be encoded.
+        `targets` are columns in place of its own; empty for samples without targets.
 
-        Parameters
-        ----------
-        targets : str or sequence of str, optional
-            Target columns, in place of `targets`; empty for samples without targets.
+        Raises `DataError`, which begins with `called`: a column is missing, or has values that cannot be encoded.
         """
         names = self.targets if targets is None else as_names(targets)
         if not all(isinstance(name, str) for name in table.columns):

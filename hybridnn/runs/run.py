@@ -41,24 +41,12 @@ TRACED_EVENTS = 1 << 16  # events that a trace keeps of every rank: the last one
 def run_training(settings: Settings, view: RunView, *, start: Start = "new", forced: bool = False) -> RunSummary:
     """Train by the settings and write the run folder; collective over all ranks of the job.
 
+    The settings are the same on every rank, and so is the summary, except for seconds; the view shows the run on rank
+    0. ``"resume"`` continues the run in `output.folder` from its newest valid checkpoint, if `forced` also with
+    settings that change the training; ``"again"`` restarts it.
+
     Raises `HybridnnError` for a user's mistake, the same on every rank and before the first step; `NonFiniteLossError`
     later; `StoppedBySignal` after a signal, when the checkpoint is written.
-
-    Parameters
-    ----------
-    settings : Settings
-        The same on every rank.
-    view : RunView
-        Shows the run on rank 0.
-    start : {"new", "again", "resume"}
-        ``"resume"`` continues the run in `output.folder` from its newest valid checkpoint, ``"again"`` restarts it.
-    forced : bool
-        Resume even if settings differ that change the training.
-
-    Returns
-    -------
-    RunSummary
-        The same on every rank, except for seconds.
     """
     options = settings.model_dump() | {"--resume": start, "--force": forced}
     require_same_settings(all_ranks_group(stall_seconds=0), lambda: describe_value("", options))

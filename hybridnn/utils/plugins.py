@@ -17,16 +17,8 @@ def installed(
 ) -> Iterator[tuple[str, Any]]:
     """Names and objects of the entry points of a setting; a warning for each that cannot be used.
 
-    Parameters
-    ----------
-    setting : str
-        A key of `GROUPS`.
-    what : str
-        What the objects are, for messages.
-    is_one : callable
-        Whether an object is one, with an attribute ``name``.
-    own : collection of str
-        Names that are taken.
+    The setting is a key of `GROUPS`, and `what` the objects are is for messages. An object that `is_one` has an
+    attribute ``name``, which must not be among the `own` ones.
     """
     for point in entry_points(group=GROUPS[setting]):
         try:

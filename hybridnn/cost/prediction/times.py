@@ -69,16 +69,9 @@ PARTS = ("compute", "smaller products", "overhead", "communicate", "bubble", "wa
 def parts_of_efficiency(own: Mapping[str, float], base: Mapping[str, float]) -> dict[str, float]:
     """Shares of `PARTS` in the ranks' time: compute is the parallel efficiency, the others what it lacks.
 
-    Parameters
-    ----------
-    own, base : mapping of str to float
-        Seconds of all ranks for the same work, by part but smaller products.
-
-    Returns
-    -------
-    dict of str to float
-        They add up to 1. Compute is the whole time of the base, and every other part the time beyond that of the base;
-        what takes less time than on the base, as with a larger cache, is subtracted from compute.
+    `own` and `base` are the seconds of all ranks for the same work, by part but smaller products. The shares add up to
+    1. Compute is the whole time of the base, and every other part the time beyond that of the base; what takes less
+    time than on the base, as with a larger cache, is subtracted from compute.
     """
     total = sum(own.values())
     beyond = {name: seconds - base[name] for name, seconds in own.items()}
