@@ -422,13 +422,9 @@ def run(
 ) -> None:
     """Run a Python script on several ranks: hybridnn run -n 4 script.py."""
     package = script.partition(".")[0]
-    if module and not (package and _can_import(package)):
+    # Python with -m searches the working folder, too.
+    if module and not (package and (find_spec(package) or PathFinder.find_spec(package, [os.getcwd()]))):
         raise SettingError("-m", script, "there is no such module")
     if not module and not Path(script).is_file():
         raise SettingError("SCRIPT", script, "there is no such file")
     replace_by_ranks(ranks, [*(["-m"] if module else []), script, *(arguments or ())])
-
-
-def _can_import(module: str) -> bool:
-    """Whether a rank can import a module or package; Python with -m searches the working folder, too."""
-    return (find_spec(module) or PathFinder.find_spec(module, [os.getcwd()])) is not None

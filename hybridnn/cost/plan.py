@@ -342,16 +342,15 @@ class StepBounds:
 
     @cached_property
     def tight(self) -> float:
-        """Every stage's work, with what other stages do before it can begin and after it has ended."""
-        method, stages = METHODS[self.layout.method], range(len(self.layout.stages))
-        if method.exact and len(stages) > 1:
-            return self._exact_bound()
-        return max(map(self._work, stages))
+        """Every stage's work, with what other stages do before it can begin and after it has ended.
 
-    def _exact_bound(self) -> float:
-        """The first microbatch passes all earlier stages, and the last gradient passes them back."""
+        The first microbatch passes all earlier stages, and, with an exact method, the last gradient passes them back.
+        """
+        stages = range(len(self.layout.stages))
+        if not METHODS[self.layout.method].exact or len(stages) == 1:
+            return max(map(self._work, stages))
         begin = end = bound = first = 0.0
-        for stage in range(len(self.layout.stages)):
+        for stage in stages:
             # The first message is part of `begin`.
             bound = max(bound, begin + self._work(stage) - first, begin + self._passes(stage) - first + end)
             message = self._shortest_message(stage, gradients=False)

@@ -42,15 +42,10 @@ def load_cupy() -> Any:
             f"{_ASKED}: CuPy {cupy.__version__} and a driver for CUDA {_version(driver)} are there, but no device: "
             "ask Slurm for one (--gres=gpu:1), and see that CUDA_VISIBLE_DEVICES is not empty"
         )
-    _load_nccl()
-    return cupy
-
-
-def _load_nccl() -> None:
-    """Load ``cupy.cuda.nccl`` if possible: ``import cupy`` alone does not."""
     with suppress(ImportError), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # CuPy warns if NCCL is missing, which most runs do not need
-        import_module("cupy.cuda.nccl")
+        import_module("cupy.cuda.nccl")  # which `import cupy` alone does not load
+    return cupy
 
 
 def driver_version() -> int | None:

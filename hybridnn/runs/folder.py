@@ -232,15 +232,7 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
 
     @classmethod
     def take(cls, folder: Path, name: str = LOCK) -> FolderLock:
-        """Lock the folder by its file `name`.
-
-        Raises
-        ------
-        FolderInUse
-            If another process holds the lock.
-        OSError
-            If the folder cannot be written.
-        """
+        """Lock the folder by its file `name`; `FolderInUse` if another process has, `OSError` if it is not writable."""
         path = folder / name
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)

@@ -16,7 +16,7 @@ from hybridnn.checkpoints.writing import checkpoint_writer
 from hybridnn.comm.agreement import agree, broadcast_text, name_hosts
 from hybridnn.comm.hosts import LoadMeter, node_loads
 from hybridnn.comm.recorder import Recorder
-from hybridnn.config.settings import ParallelSettings, Settings
+from hybridnn.config.settings import Settings
 from hybridnn.data import Dataset
 from hybridnn.data.table_fitting import TableError
 from hybridnn.errors import EnvironmentProblem, HybridnnError, NonFiniteLossError, SettingError
@@ -138,10 +138,12 @@ def _prepare(settings: Settings, view: RunView) -> tuple[Settings, PlacedData, T
     settings = with_divided_pipeline(settings, model, grid, device.kind)
     trainer = Trainer.from_config(settings.train_config(model), grid=grid, device=device)
     _reserve(trainer, data, settings)
-    resolved = {
-        "parallel": _resolved(settings.parallel, trainer),
-        "device": replace(settings.device, name=device.kind),
-    }
+    # The grid and the pipeline as they run, so that ``config.toml`` repeats the run exactly.
+    parallel, layout = settings.parallel, trainer.layout
+    update: dict[str, Any] = {} if parallel.stages else {"batch": trainer.grid.batch}
+    if len(layout.stages) > 1:
+        update |= {"microbatches": layout.microbatches, "chunks": layout.chunks, "partition": layout.layers}
+    resolved = {"parallel": parallel.model_copy(update=update), "device": replace(settings.device, name=device.kind)}
     return settings.model_copy(update=resolved), data, trainer
 
 
@@ -164,14 +166,6 @@ def _make_grid(settings: Settings) -> ProcessGrid:
     if parallel.stages:
         axes = {"stages": [(stage.batch, stage.model) for stage in parallel.stages]}
     return ProcessGrid(**axes, recorder=recorder, stall_seconds=settings.output.stall_seconds)
-
-
-def _resolved(parallel: ParallelSettings, trainer: Trainer) -> ParallelSettings:
-    """The settings of the grid and the pipeline as they run, so that ``config.toml`` repeats the run exactly."""
-    update: dict[str, Any] = {} if parallel.stages else {"batch": trainer.grid.batch}
-    if len((layout := trainer.layout).stages) > 1:
-        update |= {"microbatches": layout.microbatches, "chunks": layout.chunks, "partition": layout.layers}
-    return parallel.model_copy(update=update)
 
 
 def _open_folder(settings: Settings, start: Start, grid: ProcessGrid) -> tuple[RunFolder | None, Path]:

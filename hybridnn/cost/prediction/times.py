@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from operator import add, attrgetter
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.compiled_schedule import BARRIER, CompiledSchedule, compile_schedule
-from hybridnn.pipeline.schedules.instructions import Instruction
-from hybridnn.pipeline.schedules.schedule import Message
-from hybridnn.utils.checks import require_whole
+
+if TYPE_CHECKING:
+    from hybridnn.cost.prediction.stage_costs import StageCosts
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,30 +37,16 @@ class TimeBreakdown:
     @property
     def parts(self) -> dict[str, float]:
         """The activities that add up to the total, by name."""
-        return {
-            "computing": self.computing,
-            "communication": self.communication,
-            "bubble": self.bubble,
-            "overhead": self.overhead,
-        }
+        return {name: getattr(self, name) for name in ("computing", "communication", "bubble", "overhead")}
 
     def __add__(self, other: TimeBreakdown) -> TimeBreakdown:
-        return TimeBreakdown(
-            self.computing + other.computing,
-            self.communication + other.communication,
-            self.bubble + other.bubble,
-            self.overhead + other.overhead,
-            self.communication_hidden + other.communication_hidden,
-        )
+        return TimeBreakdown(*map(add, _seconds(self), _seconds(other)))
 
     def __mul__(self, factor: float) -> TimeBreakdown:
-        return TimeBreakdown(
-            self.computing * factor,
-            self.communication * factor,
-            self.bubble * factor,
-            self.overhead * factor,
-            self.communication_hidden * factor,
-        )
+        return TimeBreakdown(*(seconds * factor for seconds in _seconds(self)))
+
+
+_seconds = attrgetter(*(item.name for item in fields(TimeBreakdown)))
 
 
 PARTS = ("compute", "smaller products", "overhead", "communicate", "bubble", "wait")
@@ -94,14 +81,7 @@ def pipeline_of(layout: Layout) -> Layout:
 
 
 def compile_layout(layout: Layout, minibatches: int) -> CompiledSchedule:
-    """Compiled schedule of a layout; layouts that differ in their ranks and layers only have one in common.
-
-    Raises
-    ------
-    SettingError
-        If `minibatches` is not a whole number, 1 or more.
-    """
-    require_whole("minibatches", minibatches, 1)
+    """Compiled schedule of a layout; layouts that differ in their ranks and layers only have one in common."""
     return _compiled(pipeline_of(layout), minibatches)
 
 
@@ -115,23 +95,6 @@ class MessageTimes(NamedTuple):
 
     transit: float = 0.0  # from the moment at which it is sent to its arrival
     link: float = 0.0  # in which it occupies the link from its sender to its receiver: the next one waits for it
-
-
-class InstructionCosts(Protocol):
-    """Costs of the instructions of a schedule, in seconds."""
-
-    @property
-    def hidden(self) -> float:
-        """Fraction of a message's time that overlaps with the receiver's computation, from 0 to 1."""
-
-    def duration(self, stage: int, instruction: Instruction) -> float:
-        """Time of a computation."""
-
-    def message(self, message: Message) -> MessageTimes:
-        """Times of a message."""
-
-    def barrier_seconds(self) -> float:
-        """Time of a barrier, after its last stage has arrived."""
 
 
 @dataclass(frozen=True)
@@ -166,7 +129,7 @@ class ScheduleTimes:
         return [float(seconds[self.program.of(stage)].sum()) for stage in range(self.program.schedule.stages)]
 
 
-def run(program: CompiledSchedule, costs: InstructionCosts) -> ScheduleTimes:
+def run(program: CompiledSchedule, costs: StageCosts) -> ScheduleTimes:
     """Time a compiled schedule: see `CompiledSchedule.times`, with ``exposed = 1 - hidden``."""
     durations = [costs.duration(stage, item) for stage, item in zip(program.stages, program.computations, strict=True)]
     none = MessageTimes()
