@@ -96,8 +96,8 @@ def newest_valid(
     """The newest checkpoint in `folder` whose files are all as they were written, or None; collective over `group`.
 
     Each rank of `group` verifies some of the files. `objection` returns why training cannot resume from a manifest, the
-    same text on every rank, empty if it can. Returned too, on every rank, is a line for each checkpoint that was
-    skipped, which names what is damaged.
+    same text on every rank, empty if it can. The second result, the same on every rank, has a line for each checkpoint
+    that was skipped, which names what is damaged.
 
     Raises `DataError` on every rank: the newest was written by a newer version.
     """

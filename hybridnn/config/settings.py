@@ -82,7 +82,7 @@ class ParallelSettings(Section):
     pipeline: Count = 1
     batch: Count | None = None
     model: Count = 1
-    # of stages of different width; excludes `pipeline`, `batch` and `model`
+    # batch and model ranks of every stage, for stages of different width; excludes `pipeline`, `batch` and `model`
     stages: Annotated[tuple[StageSettings, ...], BeforeValidator(list_as_tuple)] = ()
     auto: bool = False  # the fastest exact layout by the machine file; keys that are set constrain the choice
 

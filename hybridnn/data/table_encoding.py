@@ -35,22 +35,13 @@ TARGET_ADVICE = 'only inputs can be filled in; set data.missing_targets to "drop
 
 
 class Column(NamedTuple):
-    """What was found in a column.
-
-    Attributes
-    ----------
-    codes : ndarray of int64, shape (rows,)
-        The place of each row's cell in `texts`, -1 for missing cells.
-    texts : tuple of str
-        The different cells, without surrounding spaces.
-    numbers : ndarray of float64, shape (texts,)
-        The number of each text, a truth value as 0 or 1, a date in days since 1970; NaN for other text.
-    """
+    """What was found in a column."""
 
     name: str
     kind: Kind
-    codes: NDArray[np.int64]
-    texts: tuple[str, ...]
+    codes: NDArray[np.int64]  # the place of each row's cell in `texts`, -1 for missing cells; shape (rows,)
+    texts: tuple[str, ...]  # the different cells, without surrounding spaces
+    # the number of each text, a truth value as 0 or 1, a date in days since 1970; NaN for other text; shape (texts,)
     numbers: Floats
 
     def odd(self) -> list[str]:

@@ -182,7 +182,7 @@ def _abort_connection(communicator: Any, graphs: list[Graphs], checks: list[Chec
 def start_nccl(comm: Any, cupy: Any, seconds: float = START_SECONDS) -> tuple[Any, str]:
     """Connect the ranks of `comm`, with nothing else in flight, by NCCL on their current devices; collective.
 
-    Returned are the communicator, None on all ranks if one of them failed or was not connected within `seconds`, and
+    The results are the communicator, None on all ranks if one of them failed or was not connected within `seconds`, and
     the failure of this rank, empty if there was none. NCCL may then still wait for the others in a daemon thread.
     """
     identifier, problem = _share_identifier(comm, cupy.cuda.nccl)

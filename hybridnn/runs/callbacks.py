@@ -48,12 +48,11 @@ class StopSignals(AbstractContextManager["StopSignals"]):
     preemption; Ctrl-C sends SIGINT, replaced by SIGUSR2 where a launcher would end the ranks on SIGINT
     (`hybridnn.cli.ranks`). A second signal ends the process immediately, unless it follows within `REPEAT_SECONDS`.
     Without such a context, Ctrl-C raises ``KeyboardInterrupt``, in `Trainer.fit` of a single process after the step.
-    `received` is the number of the first signal, or 0; the context that `announces` prints, once, that it is an
-    interrupt.
+    `received` is the number of the first signal, or 0.
 
     In threads other than the main one it does nothing. If SIGINT is ignored, as in background commands of a shell, it
     stays ignored. Of ranks in one process, which leave the context in any order, only the one with `announces` installs
-    handlers.
+    handlers; it also prints on standard error, once, that an interrupt was received.
     """
 
     def __init__(self, *, announces: bool = False) -> None:

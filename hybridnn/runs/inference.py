@@ -42,7 +42,8 @@ class ClassReport:
     """Counts of predictions by class."""
 
     names: tuple[str, ...]  # of the classes
-    confusion: NDArray[np.int64]  # samples by true class (row) and predicted class (column)
+    # samples by true class (row) and predicted class (column), shape (classes, classes)
+    confusion: NDArray[np.int64]
 
     @classmethod
     def of(cls, names: Sequence[str], true: NDArray[np.int64], predicted: NDArray[np.int64]) -> ClassReport:
@@ -303,7 +304,7 @@ def load_samples(
     encoding: TableEncoding | None = None,
     options: TableOptions | None = None,
 ) -> InputSamples:
-    """Load samples without targets, to predict from; parameters and errors as for `load_file`.
+    """Load samples of so many features, without targets, to predict from; the rest is as for `load_file`.
 
     The file is an ``.npz`` with an array ``x``, or with one array of any name, or a table, whose `targets` are skipped
     if they are present. Without the `encoding` of the table that the network was trained on, all other columns are

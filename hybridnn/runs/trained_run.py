@@ -121,8 +121,8 @@ def open_run(
 ) -> TrainedRun:
     """Read a run folder with the weights at its end, else those of its newest valid checkpoint.
 
-    In their place those of a `checkpoint` of that name are taken, such as ``step-00001234``, or the `best` ones. The
-    ranks of a `group` all read, and share the verification of checkpoints; errors are then raised on all.
+    Instead, those of a `checkpoint` may be named, such as ``step-00001234``, or the `best` ones be chosen. The ranks of
+    a `group` all read, and share the verification of checkpoints: collective over it, errors are raised on all.
 
     Raises `SettingError` if there is no checkpoint of that name, or both it and the best weights are asked for;
     `DataError` if `folder` holds no run, the run has no weights, or its files are damaged or do not belong together.

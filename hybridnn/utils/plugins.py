@@ -17,8 +17,8 @@ def installed(
 ) -> Iterator[tuple[str, Any]]:
     """Names and objects of the entry points of a setting; a warning for each that cannot be used.
 
-    The setting is a key of `GROUPS`, and `what` the objects are is for messages. An object that `is_one` has an
-    attribute ``name``, which must not be among the `own` ones.
+    The setting is a key of `GROUPS`; messages call an object `what`. One for which `is_one` is true has an attribute
+    ``name``, which must be that of the entry point and none of the `own` ones, which are taken.
     """
     for point in entry_points(group=GROUPS[setting]):
         try:
