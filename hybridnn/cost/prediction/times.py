@@ -6,16 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from operator import add, attrgetter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.pipeline.layout import Layout
-from hybridnn.pipeline.schedules.compiled_schedule import BARRIER, CompiledSchedule, compile_schedule
-
-if TYPE_CHECKING:
-    from hybridnn.cost.prediction.stage_costs import StageCosts
+from hybridnn.pipeline.schedules.compiled_schedule import CompiledSchedule, compile_schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,18 +124,6 @@ class ScheduleTimes:
 
     def _per_stage(self, seconds: NDArray[np.float64]) -> list[float]:
         return [float(seconds[self.program.of(stage)].sum()) for stage in range(self.program.schedule.stages)]
-
-
-def run(program: CompiledSchedule, costs: StageCosts) -> ScheduleTimes:
-    """Time a compiled schedule: see `CompiledSchedule.times`, with ``exposed = 1 - hidden``."""
-    durations = [costs.duration(stage, item) for stage, item in zip(program.stages, program.computations, strict=True)]
-    none = MessageTimes()
-    messages = [none if message is None else costs.message(message) for message in program.messages]
-    transfers, links = [times.transit for times in messages], [times.link for times in messages]
-    barrier = costs.barrier_seconds() if BARRIER in program.order else 0.0
-    exposed = 1.0 - costs.hidden
-    times = program.times(durations, transfers, barrier, exposed, links if any(links) else None)
-    return ScheduleTimes(program, np.array(times.starts), np.array(times.ends), exposed * np.array(transfers))
 
 
 def seconds_per_added_minibatch(short: ScheduleTimes, long: ScheduleTimes) -> float:
