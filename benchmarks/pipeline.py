@@ -15,7 +15,8 @@ from benchmarks.limits import compare_with_limits, copy_bandwidth
 from benchmarks.ranks import WORLD, gloo, print_row
 from hybridnn import MLP, ProcessGrid, Trainer
 from hybridnn.comm.recorder import Recorder
-from hybridnn.cost.prediction.times import MessageTimes, compile_layout, run, seconds_per_added_minibatch
+from hybridnn.cost.prediction.predict import run
+from hybridnn.cost.prediction.times import MessageTimes, compile_layout, seconds_per_added_minibatch
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.partition import LayerSeconds, layer_timer, time_layers
 from hybridnn.pipeline.schedules.instructions import ALL_MICROBATCHES, Instruction

@@ -66,15 +66,7 @@ def _shown(value: object) -> str:
 
 
 class UnequalSettingError(SettingError):
-    """A setting is not the same on all ranks.
-
-    Parameters
-    ----------
-    setting : str
-        The dotted name of the first setting that differs.
-    difference : str
-        Names, ranks and values of all that are reported.
-    """
+    """A setting is not the same on all ranks; the difference has names, ranks and values of all that are reported."""
 
     def __init__(self, setting: str, difference: str) -> None:
         allowed = "the same on every rank"
@@ -100,14 +92,7 @@ class EnvironmentProblem(HybridnnError):  # noqa: N818 - EnvironmentError is a b
 class NonFiniteLossError(HybridnnError):
     """The loss or the weights became infinite or NaN; with an exact method, the step was not applied.
 
-    Parameters
-    ----------
-    what : str
-        What became infinite or NaN, and where.
-    step : int
-        Number of the step, from 1.
-    advice : str
-        The rest of the message.
+    The message is `what` became so, and where, with the `advice`; steps are counted from 1.
     """
 
     exit_code = 1
@@ -120,11 +105,8 @@ class NonFiniteLossError(HybridnnError):
 class StoppedBySignal(HybridnnError):  # noqa: N818 - not an error
     """A signal stopped the run after it had written a checkpoint, from which it can be resumed.
 
-    Parameters
-    ----------
-    interrupted : bool
-        Whether the signal was an interrupt from the keyboard. The exit code is then 130, as in shells: a script that
-        restarts a run after exit code 75 must end with it.
+    If it was an interrupt from the keyboard, the exit code is 130, as in shells: a script that restarts a run after
+    exit code 75 must end with it.
     """
 
     exit_code = 75  # EX_TEMPFAIL: the same command can succeed later

@@ -53,13 +53,7 @@ class Rectangle:
         return self.height * int(self.columns.stop - self.columns.start)
 
     def spans(self, block: NDArray[Any]) -> Iterator[tuple[int, memoryview]]:
-        """The contiguous parts of the block in the file: first byte, from the start of the matrix, and memory.
-
-        Parameters
-        ----------
-        block : ndarray, shape (rows, columns) of the block
-            In C order.
-        """
+        """The contiguous parts of `block`, in C order: first byte, from the start of the matrix, and memory."""
         if not self.size:
             return
         itemsize, width = block.itemsize, self.shape[1]
@@ -76,16 +70,8 @@ class Rectangle:
 def write_rectangle(path: Path, block: NDArray[Any], rectangle: Rectangle, header: bytes) -> None:
     """Write a block of an ``.npy`` file, which is created if it does not exist.
 
-    The rank whose block has the first element writes the header. The data are on disk after `sync`.
-
-    Raises `OSError` with ``ENOSPC`` if the disk is full.
-
-    Parameters
-    ----------
-    block : ndarray
-        In C order.
-    header : bytes
-        From `npy_header`.
+    The rank whose block, in C order, has the first element writes the header, from `npy_header`. The data are on disk
+    after `sync`. Raises `OSError` with ``ENOSPC`` if the disk is full.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
@@ -168,15 +154,8 @@ def nearest_existing(folder: Path) -> Path:
 def nodes_without(folder: Path, world: Group, node: Group) -> list[str]:
     """Host names of the nodes that do not see the folder that rank 0 sees, on every rank; collective over `world`.
 
-    Rank 0 makes an empty file in it for a moment, for which one rank of every node looks. A folder that rank 0 cannot
-    write is not examined. On one node, nothing is done.
-
-    Parameters
-    ----------
-    folder : Path
-        The value of rank 0 counts. If it does not exist there, the nearest folder above it is examined.
-    node : Group
-        The ranks of `world` on this node.
+    Rank 0 makes an empty file in it, or in the nearest folder above that exists, for a moment, and one rank of every
+    `node` looks for it. A folder that rank 0 cannot write is not examined. On one node, nothing is done.
     """
     if node.size == world.size:
         return []

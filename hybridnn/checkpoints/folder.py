@@ -131,24 +131,13 @@ class FrozenModel(BaseModel):
 
 
 class Origin(FrozenModel):
-    """What was trained, and on which layout; training may resume on another layout.
+    """What was trained, and on which layout; training may resume on another layout."""
 
-    Attributes
-    ----------
-    model : str
-        The network, as text.
-    optimizer : str
-        With all its settings, as text.
-    data : str
-        Identity of the data set, as text.
-    settings : dict
-        Values of all settings that change the training, by name. The seed among them, with the epoch and the
-        minibatches done, is the whole random state: generators are keyed by (seed, layer, row) or (seed, epoch).
-    """
-
-    model: str
-    optimizer: str
-    data: str
+    model: str  # the network, as text
+    optimizer: str  # with all its settings, as text
+    data: str  # identity of the data set, as text
+    # values of all settings that change the training, by name. The seed among them, with the epoch and the minibatches
+    # done, is the whole random state: generators are keyed by (seed, layer, row) or (seed, epoch)
     settings: dict[str, str]
     layout: Layout
 
@@ -163,24 +152,14 @@ class ArrayEntry(FrozenModel):
 
 
 class Manifest(FrozenModel):
-    """Contents of ``manifest.json``.
-
-    Attributes
-    ----------
-    hybridnn : str
-        Version that wrote it.
-    slots : tuple of str
-        Names of the optimizer's arrays.
-    arrays : dict
-        By file name: the weight and the bias of every layer, and the slots of each.
-    """
+    """Contents of ``manifest.json``."""
 
     format_version: int
-    hybridnn: str
+    hybridnn: str  # version that wrote it
     progress: Progress
     origin: Origin
-    slots: tuple[str, ...]
-    arrays: dict[str, ArrayEntry]
+    slots: tuple[str, ...]  # names of the optimizer's arrays
+    arrays: dict[str, ArrayEntry]  # by file name: the weight and the bias of every layer, and the slots of each
 
     @model_validator(mode="after")
     def _complete(self) -> Manifest:
@@ -219,15 +198,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def parse_manifest(text: str, path: str) -> Manifest:
-    """Parse a manifest.
-
-    Raises
-    ------
-    DataError
-        If it has a newer format.
-    ValueError
-        With the reason, if `text` is no manifest.
-    """
+    """Parse a manifest; `DataError` if its format is newer, `ValueError` with the reason if `text` is none."""
     try:
         values: Any = parse_json(text)
     except ValueError as error:

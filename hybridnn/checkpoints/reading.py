@@ -93,22 +93,13 @@ class Checkpoint:
 def newest_valid(
     folder: Path, group: Group | None = None, objection: Callable[[Manifest], str] | None = None
 ) -> tuple[Checkpoint | None, list[str]]:
-    """The newest checkpoint in `folder` whose files are all as they were written; collective over `group`.
+    """The newest checkpoint in `folder` whose files are all as they were written, or None; collective over `group`.
+
+    Each rank of `group` verifies some of the files. `objection` returns why training cannot resume from a manifest, the
+    same text on every rank, empty if it can. The second result, the same on every rank, has a line for each checkpoint
+    that was skipped, which names what is damaged.
 
     Raises `DataError` on every rank: the newest was written by a newer version.
-
-    Parameters
-    ----------
-    group : Group, optional
-        Each of its ranks verifies some of the files.
-    objection : callable, optional
-        Given a manifest, the reason why training cannot resume from it, the same on every rank; empty if it can.
-
-    Returns
-    -------
-    Checkpoint or None
-    list of str
-        A line for each checkpoint that was skipped, which names what is damaged. Both are the same on every rank.
     """
     if group is None:
         paths = checkpoint_folders(folder)

@@ -105,12 +105,8 @@ def divide_rows(
 ) -> NDArray[np.int64]:
     """First row, and the row after the last, of each array that one of several replicas writes; shape (arrays, 2).
 
-    Parameters
-    ----------
-    heights, row_bytes : ndarray of int, shape (arrays,)
-        Rows of every array, and bytes of such a row.
-    uncut : int
-        Arrays of up to so many bytes are not divided.
+    `heights` and `row_bytes`, shape (arrays,), are the rows of every array, and bytes of such a row; arrays of up to
+    `uncut` bytes are not divided.
     """
     sizes = heights * row_bytes
     starts = np.cumsum(sizes) - sizes

@@ -81,20 +81,10 @@ POLL_SECONDS = 0.001  # interval of polling while a rank waits for the backgroun
 class CollectivePhases:
     """Background jobs in phases: a phase begins when every rank of a group has completed the one before.
 
-    Parameters
-    ----------
-    group : Group
-        For no other use meanwhile. Every rank makes the same number of phases.
-    buffer : ndarray of uint8
-        Replaced by its maximum over the ranks after each phase; jobs may write to it. The first byte is the failure
-        flag: after a failed job on any rank no further phase begins.
-    phases : sequence of sequence of callable
-        The jobs of each phase, each run in its own thread.
-
-    Attributes
-    ----------
-    error : BaseException or None
-        The first error that a job of this rank raised.
+    Every rank makes the same number of phases, each of jobs that run in threads of their own, and the group has no
+    other use meanwhile. After each phase `buffer`, to which jobs may write, becomes its maximum over the ranks. Its
+    first byte is the failure flag: after a failed job on any rank no further phase begins. `error` is the first that a
+    job of this rank raised.
     """
 
     def __init__(self, group: Group, buffer: NDArray[np.uint8], phases: Sequence[Sequence[Job]]) -> None:
@@ -255,14 +245,8 @@ def checkpoint_writer(
 ) -> CheckpointWriter:
     """Make a writer of a training's checkpoints; collective.
 
-    Parameters
-    ----------
-    folder, keep
-        As for `CheckpointWriter`.
-    data : str
-        Identity of the data, for the manifests.
-    settings : mapping, optional
-        Texts of all settings that change the training, by name, for the manifests; by default those of its `config`.
+    The manifests have the identity of the `data`, and the texts of all settings that change the training, by name; by
+    default those of its `config`.
     """
     engine, origin = trainer.engine, origin_of(trainer, data, settings)
     return CheckpointWriter(folder, trainer.grid, trainer.model, engine.chunks, engine.states, origin, keep=keep)
@@ -272,20 +256,11 @@ class CheckpointWriter:
     """Writes checkpoints of one training into one folder; made by all ranks of a grid.
 
     A write in the background advances only by calls: call `is_done` between steps, and `finish` once it was True on
-    every rank.
+    every rank. The folder is created with the first checkpoint, and unfinished checkpoints in it are removed: no other
+    job may write here. `chunks` and `states` are those of this rank, `origin` is the same on every rank, and the `keep`
+    newest checkpoints are kept.
 
     Raises `EnvironmentProblem` on every rank: the folder cannot be created or written, or other nodes do not see it.
-
-    Parameters
-    ----------
-    folder : Path
-        Created with the first checkpoint. Unfinished checkpoints in it are removed: no other job may write here.
-    chunks, states
-        This rank's chunks, and the optimizer state of each.
-    origin : Origin
-        The same on every rank.
-    keep : int
-        Number of checkpoints to keep, the newest ones.
     """
 
     def __init__(
@@ -344,14 +319,10 @@ class CheckpointWriter:
         return self._work is None or self._work[1].advance()
 
     def finish(self) -> Path:
-        """Wait for the checkpoint that was begun and return its folder; collective.
+        """Wait for the checkpoint that was begun, and return its folder; collective. `RuntimeError` if none was begun.
 
-        Raises
-        ------
-        EnvironmentProblem
-            The same on every rank: a rank could not write. The partial checkpoint is removed, and older ones stay.
-        RuntimeError
-            If none was begun.
+        Raises `EnvironmentProblem`, the same on every rank: a rank could not write. The partial checkpoint is removed,
+        and older ones stay.
         """
         if self._work is None:
             raise RuntimeError("no checkpoint was begun")

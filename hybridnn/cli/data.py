@@ -136,10 +136,7 @@ def _ways_to_train(
 ) -> tuple[list[tuple[str, str]], list[str]]:
     """What there is to say about a table, with headings, and the options of commands to train, the likely one last.
 
-    Parameters
-    ----------
-    others : sequence of str
-        Settings of other sections that the commands keep.
+    `others` are settings of other sections, which the commands keep.
     """
     from hybridnn.data.table_fitting import Problem, settings_of
 

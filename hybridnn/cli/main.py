@@ -255,14 +255,10 @@ def _advice(error: Any) -> str:
         if names:
             return f"{message}; the setting is --set {names[0]}=VALUE"
         words = option.replace("_", " ")
-        meant = [known.opts[0] for known in error.ctx.command.params if _begins(getattr(known, "help", ""), words)]
+        begins = re.compile(rf"{re.escape(words)}\b", re.I).match
+        meant = [known.opts[0] for known in error.ctx.command.params if begins(getattr(known, "help", None) or "")]
         return f"{message}; did you mean {meant[0]}?" if meant else message
     return message
-
-
-def _begins(text: str | None, words: str) -> bool:
-    """Whether the help of an option begins with these words."""
-    return re.match(rf"{re.escape(words)}\b", text or "", re.I) is not None
 
 
 @lru_cache(maxsize=1)

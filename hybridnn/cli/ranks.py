@@ -206,19 +206,13 @@ def start_ranks(ranks: int | None, *, stops_on_signals: bool = False) -> None:
 
 
 def replace_by_ranks(ranks: int, program: Sequence[str], *, stops_on_signals: bool = False) -> NoReturn:
-    """Replace this process by the launcher of `ranks` ranks that run `program` with this Python.
+    """Replace this process by the launcher of `ranks` ranks that run `program`, arguments of this Python.
 
     Signals, standard streams and the exit code are then the launcher's. On a terminal the launcher is a child of this
     process, which shows its output; the ranks read from the environment that they write to a terminal, and its width,
-    as their own output may be a pipe.
-
-    Parameters
-    ----------
-    program : sequence of str
-        Arguments of the Python interpreter.
-    stops_on_signals : bool
-        The ranks end their step and write a checkpoint on the signals of `hybridnn.runs.callbacks`. ``mpirun`` is
-        then a child of this process, which forwards them, and sends one where nothing reads the output any more.
+    as their own output may be a pipe. With `stops_on_signals` the ranks end their step and write a checkpoint on the
+    signals of `hybridnn.runs.callbacks`; ``mpirun`` is then a child of this process, which forwards them, and sends one
+    where nothing reads the output any more.
     """
     if launch_rank() is not None:
         raise EnvironmentProblem(f"-n {ranks} starts the ranks itself: call it without mpirun or srun")
@@ -428,13 +422,9 @@ def run(
 ) -> None:
     """Run a Python script on several ranks: hybridnn run -n 4 script.py."""
     package = script.partition(".")[0]
-    if module and not (package and _can_import(package)):
+    # Python with -m searches the working folder, too.
+    if module and not (package and (find_spec(package) or PathFinder.find_spec(package, [os.getcwd()]))):
         raise SettingError("-m", script, "there is no such module")
     if not module and not Path(script).is_file():
         raise SettingError("SCRIPT", script, "there is no such file")
     replace_by_ranks(ranks, [*(["-m"] if module else []), script, *(arguments or ())])
-
-
-def _can_import(module: str) -> bool:
-    """Whether a rank can import a module or package; Python with -m searches the working folder, too."""
-    return (find_spec(module) or PathFinder.find_spec(module, [os.getcwd()])) is not None

@@ -102,27 +102,19 @@ def _choose_epoch(run: Path, trace: Trace, number: int | None) -> Epoch:
     return measured
 
 
-def _choose_window(epoch: Epoch, minibatches: str | None) -> TimeWindow:
-    """Return the span of the minibatches that the user chose, or of the first few."""
+def _choose_window(epoch: Epoch, text: str | None) -> TimeWindow:
+    """Return the span of the minibatches that the user chose, by numbers from 1, or of the first few."""
     from hybridnn.runs.trace_breakdown import readable_minibatches, span_of_minibatches
 
-    wanted = readable_minibatches(epoch) if minibatches is None else _parse_minibatches(minibatches, epoch.minibatches)
-    return TimeWindow(*span_of_minibatches(epoch, wanted), _describe(wanted, epoch), chosen=minibatches is not None)
-
-
-def _parse_minibatches(text: str, allowed: range) -> range:
-    """Minibatches from 0, of a text that counts from 1."""
-    match = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip(), re.ASCII)
-    wanted = range(int(match[1]) - 1, int(match[2] or match[1])) if match else range(0)
-    if not wanted or wanted[0] not in allowed or wanted[-1] not in allowed:
-        raise SettingError("--minibatches", text, f"a range within {allowed[0] + 1}-{allowed[-1] + 1}")
-    return wanted
-
-
-def _describe(minibatches: range, epoch: Epoch) -> str:
-    first, last = minibatches[0] + 1, minibatches[-1] + 1
+    wanted, allowed = readable_minibatches(epoch), epoch.minibatches
+    if text is not None:
+        match = re.fullmatch(r"(\d+)(?:-(\d+))?", text.strip(), re.ASCII)
+        wanted = range(int(match[1]) - 1, int(match[2] or match[1])) if match else range(0)
+        if not wanted or wanted[0] not in allowed or wanted[-1] not in allowed:
+            raise SettingError("--minibatches", text, f"a range within {allowed[0] + 1}-{allowed[-1] + 1}")
+    first, last = wanted[0] + 1, wanted[-1] + 1
     which = f"minibatch {first}" if first == last else f"minibatches {first} to {last}"
-    return f"{which} of {epoch.minibatches[-1] + 1}"
+    return TimeWindow(*span_of_minibatches(epoch, wanted), f"{which} of {allowed[-1] + 1}", chosen=text is not None)
 
 
 def _print_trace(

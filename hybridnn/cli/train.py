@@ -58,18 +58,10 @@ def _setting(
     names: Callable[[str], list[str]] | None = None,
     default: str = "",
 ) -> Any:
-    """Declare a short option of a setting, with the default of the setting.
+    """Declare a short option of a setting, with the default of the setting, or else `default` in its place.
 
-    Parameters
-    ----------
-    text : str
-        What the setting is, without the full stop; empty for an option of `TrainConfig`, which has a text.
-    value : callable
-        Makes TOML of the option's text.
-    names : callable, optional
-        Completes the text in a shell.
-    default : str
-        What holds without the option, of a setting without a default.
+    `text` has no full stop, and is empty for an option of `TrainConfig`, which has one. `value` makes TOML of what is
+    given, and `names` completes it in a shell.
     """
 
     def parse(given: str) -> str:

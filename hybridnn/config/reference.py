@@ -28,17 +28,9 @@ CHOICES = re.compile(r'; "\w[\w", -]*$')
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting of a run, or a key of a study file.
+    """A setting of a run, or a key of a study file; all but the name is Markdown."""
 
-    Attributes
-    ----------
-    name : str
-        With its section: ``training.epochs``.
-    allowed, default, description : str
-        As Markdown.
-    """
-
-    name: str
+    name: str  # with its section: ``training.epochs``
     allowed: str
     default: str
     description: str

@@ -77,20 +77,14 @@ class ParallelSettings(Section):
     """``[parallel]``: the process grid and the pipeline; without `batch` all remaining ranks are batch ranks.
 
     A method that is set without `pipeline` sets the number of stages: see `with_stages`.
-
-    Attributes
-    ----------
-    stages : tuple of StageSettings
-        Batch and model ranks of every stage, for stages of different width; excludes `pipeline`, `batch` and `model`.
-    auto : bool
-        Choose the fastest exact layout by the machine file; keys that are set constrain the choice.
     """
 
     pipeline: Count = 1
     batch: Count | None = None
     model: Count = 1
+    # batch and model ranks of every stage, for stages of different width; excludes `pipeline`, `batch` and `model`
     stages: Annotated[tuple[StageSettings, ...], BeforeValidator(list_as_tuple)] = ()
-    auto: bool = False
+    auto: bool = False  # the fastest exact layout by the machine file; keys that are set constrain the choice
 
     def foreign_keys(self) -> frozenset[str]:
         """Keys that `stages` excludes, or that have no effect on one stage."""
@@ -160,32 +154,13 @@ def _csv(given: Any) -> Any:
 
 @with_options("data")
 class DataSettings(Section):
-    """``[data]``: a named data set or a file, and its distribution to the ranks.
+    """``[data]``: a named data set or a file, and its distribution to the ranks."""
 
-    Attributes
-    ----------
-    name : str or None
-        A name of the catalogue, or ``"synthetic"``; ``"digits"`` by default, None if `file` is given.
-    targets, inputs : tuple of str
-        Columns of a table; the inputs are by default all that are no targets. A run writes the names of its inputs to
-        its ``config.toml``.
-    csv to unknown_categories
-        As for `TableOptions`.
-    rows : int or None
-        Take only the first `rows` training samples; 10,000 of generated data by default.
-    test_fraction : float
-        Share of the samples for the test split of data that have none; 0 trains on all samples.
-    split_seed : int or None
-        Seed of the choice of the test and the validation samples; None takes that of the training.
-    validation_fraction : float
-        Share of the training samples for the validation split, on which epochs are evaluated in place of the test
-        split; 0: none.
-    """
-
-    name: Text | None = None
+    name: Text | None = None  # ``"digits"`` by default, None if `file` is given
     file: FilePath | None = None
     targets: Texts = ()
-    inputs: Texts = ()
+    inputs: Texts = ()  # by default all that are no targets; a run writes their names to its ``config.toml``
+    # from here to `unknown_categories` as for `TableOptions`
     csv: Annotated[dict[str, Any] | None, BeforeValidator(_csv)] = None
     text_columns: Texts = ()
     drop_columns: Texts = ()
@@ -193,11 +168,11 @@ class DataSettings(Section):
     missing_targets: Literal["error", "drop"] = TableOptions.missing_targets
     categories: Categories = TableOptions.categories
     unknown_categories: Literal["error", "zeros"] = TableOptions.unknown_categories
-    rows: Count | None = None
+    rows: Count | None = None  # the first training samples; 10,000 of generated data by default
     standardize: bool = True
-    test_fraction: Annotated[float, Range(at_least=0, below=1)] = 0.2
-    split_seed: Seed | None = None
-    validation_fraction: Annotated[float, Range(at_least=0, below=1)] = 0.0
+    test_fraction: Annotated[float, Range(at_least=0, below=1)] = 0.2  # of data without a test split
+    split_seed: Seed | None = None  # of the choice of test and validation samples; by default that of the training
+    validation_fraction: Annotated[float, Range(at_least=0, below=1)] = 0.0  # of the training samples
     synthetic: Annotated[SyntheticSpec, FieldsOf(SyntheticSpec)] = SyntheticSpec()
 
     def foreign_keys(self) -> frozenset[str]:
@@ -227,14 +202,9 @@ class DataSettings(Section):
     def load(self, task: Task | None = None, seed: int = 0, encoding: TableEncoding | None = None) -> Dataset:
         """Load the data; generated data are generated when used.
 
-        Parameters
-        ----------
-        task : {"classification", "regression"}, optional
-            Of a user's file, in place of what its targets say: whole numbers are labels otherwise.
-        seed : int
-            Of the choice of the test samples, which take no part in the means that replace missing values.
-        encoding : TableEncoding, optional
-            As for `load_file`.
+        The `task` of a user's file stands in place of what its targets say: whole numbers are labels otherwise. `seed`
+        chooses the test samples, which take no part in the means that replace missing values; `encoding` is as for
+        `load_file`.
         """
         if self.file is not None:
             from hybridnn.data.user_file import read_file
@@ -292,38 +262,20 @@ class ModelSettings(Section):
 
 @with_options("training")
 class TrainingSettings(Section):
-    """``[training]``: duration, minibatches, precision, evaluation and checkpoints.
-
-    Attributes
-    ----------
-    checkpoint_every : int, str or None
-        Steps between two checkpoints, or seconds, as ``"90 s"``; with an asynchronous pipeline method they are written
-        when the pipeline drains next.
-    keep : int
-        The number of checkpoints to keep, the newest ones.
-    patience : int or None
-        Evaluated epochs without a better value of the validation split, after which the training ends; the weights of
-        the run are then those of the best epoch.
-    monitor : str
-        That value, which also chooses the best weights: ``"auto"`` is accuracy or R².
-    """
+    """``[training]``: duration, minibatches, precision, evaluation and checkpoints."""
 
     epochs: Count = 10
-    checkpoint_every: Interval | None = None
+    checkpoint_every: Interval | None = None  # asynchronous methods write them when the pipeline drains next
     keep: Count = 3
+    # evaluated epochs without a better value of the validation split, `monitor`, after which the training ends; the
+    # weights of the run are then those of the best epoch
     patience: Count | None = None
-    monitor: Annotated[str, OneOf(("auto", *MONITORS))] = "auto"
+    monitor: Annotated[str, OneOf(("auto", *MONITORS))] = "auto"  # ``"auto"`` is accuracy or R²
 
 
 @with_options("output")
 class OutputSettings(Section):
-    """``[output]``: run folder, logging, trace, stalls.
-
-    Attributes
-    ----------
-    folder : str or None
-        None creates a new one in ``runs/``.
-    """
+    """``[output]``: run folder, by default a new one in ``runs/``, logging, trace, stalls."""
 
     folder: FilePath | None = None
     trace: bool = False
@@ -401,18 +353,11 @@ REPLACED_BY = {"data.file": "data.name", "data.name": "data.file"}
 def load_settings(path: Path | None, overrides: Sequence[str] = (), *, ignored: Sequence[str] = ()) -> Settings:
     """Read the settings of a run from a TOML file, or the defaults.
 
-    Parameters
-    ----------
-    overrides : sequence of str
-        ``section.key=value``, applied in order. The value is read as TOML, or as a number such as ``.01``; anything
-        else is text, so that ``optimizer.name=adam`` needs no quotes. A data set replaces a data file, and the reverse.
-    ignored : sequence of str
-        ``section.key`` of keys of the file that are ignored.
+    Overrides, ``section.key=value``, are applied in order. The value is read as TOML, or as a number such as ``.01``;
+    anything else is text, so that ``optimizer.name=adam`` needs no quotes. A data set replaces a data file, and the
+    reverse. Keys of the file that are `ignored` are named as ``section.key``.
 
-    Raises
-    ------
-    SettingError
-        If the file cannot be read or is not TOML, or any setting is unknown or not allowed.
+    Raises `SettingError` if the file cannot be read or is not TOML, or any setting is unknown or not allowed.
     """
     values = {} if path is None else _read(path)
     given = {text.partition("=")[0].strip() for text in overrides}

@@ -309,10 +309,7 @@ def barrier_dissemination(nbytes: int, ranks: int) -> RoundSequence:
 def rounds_of(operation: str, algorithm: str, nbytes: int, ranks: int) -> RoundSequence:
     """Rounds of an operation by an algorithm, for the bytes of the full vector and the ranks of the group.
 
-    Raises
-    ------
-    SettingError
-        If a name is unknown, or a size or number of ranks is out of range.
+    Raises `SettingError` if a name is unknown, or a size or number of ranks is out of range.
     """
     require_choice("operation", operation, ALGORITHMS)
     require_choice(f"algorithm of {operation}", algorithm, ALGORITHMS[operation])

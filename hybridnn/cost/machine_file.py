@@ -26,15 +26,7 @@ HEADER = """\
 
 
 def require_machine(name: Path | str | None = None) -> Machine:
-    """Read the machine of `find_machine`.
-
-    Raises
-    ------
-    SettingError
-        If there is none; the message explains how to write one.
-    DataError
-        If the file is missing or invalid.
-    """
+    """Read the machine of `find_machine`; `SettingError` if there is none, `DataError` if its file is not valid."""
     source = find_machine(name)
     if source is None:
         missing = f"there is none in this folder, and ${MACHINE_VARIABLE} is not set"
@@ -46,11 +38,8 @@ def require_machine(name: Path | str | None = None) -> Machine:
 def read_machine(source: Path | str) -> Machine:
     """Read a machine from a ``.toml`` file, or by the bare name of one that ships with the package.
 
-    Raises
-    ------
-    DataError
-        If there is no such file or name, it is not TOML, or a key is missing, unknown or has an invalid value:
-        one line with file, key, value and what is allowed.
+    Raises `DataError`, one line with file, key, value and what is allowed: there is no such file or name, it is not
+    TOML, or a key is missing, unknown or has an invalid value.
     """
     path = user_path(source)
     if not path.suffix and path.name == str(source):
@@ -73,13 +62,7 @@ def shipped_machines() -> tuple[str, ...]:
 
 
 def write_machine(machine: Machine, path: Path | str) -> None:
-    """Write a machine as TOML, atomically; `read_machine` reads an equal one.
-
-    Raises
-    ------
-    EnvironmentProblem
-        If the file cannot be written.
-    """
+    """Write a machine as TOML, atomically; `EnvironmentProblem` if that fails. `read_machine` reads an equal one."""
     import tomli_w
 
     text = HEADER + tomli_w.dumps(machine.model_dump(exclude_none=True))

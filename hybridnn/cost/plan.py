@@ -63,10 +63,7 @@ def feasible_layouts(workload: Workload, machine: Machine, ranks: int, wanted: W
     are powers of two and the stages times powers of two, up to eight per stage and 256 in all. Vertical synchronization
     is left out: it needs more memory and is not faster.
 
-    Raises
-    ------
-    SettingError
-        If there are more ranks than the model can use, or no layout has the wanted values.
+    Raises `SettingError` if there are more ranks than the model can use, or no layout has the wanted values.
     """
     require_whole("ranks", ranks, 1)
     grids = list(_grids(workload, ranks))
@@ -212,10 +209,7 @@ def plan(workload: Workload, machine: Machine, ranks: int, top: int = 10, wanted
 
     Layouts are visited in order of a lower bound on their time, and predicted only while they may be among the fastest.
 
-    Raises
-    ------
-    SettingError
-        If the model cannot use so many ranks, or no layout fits the memory of a rank; states how much is missing.
+    Raises `SettingError` if the model cannot use so many ranks, or no layout fits the memory of a rank: by how much.
     """
     require_whole("--top", top, 1)
     search = _Search(workload, machine, feasible_layouts(workload, machine, ranks, wanted))
@@ -377,16 +371,15 @@ class StepBounds:
 
     @cached_property
     def tight(self) -> float:
-        """Every stage's work, with what other stages do before it can begin and after it has ended."""
-        method, stages = METHODS[self.layout.method], range(len(self.layout.stages))
-        if method.exact and len(stages) > 1:
-            return self._exact_bound()
-        return max(map(self._work, stages))
+        """Every stage's work, with what other stages do before it can begin and after it has ended.
 
-    def _exact_bound(self) -> float:
-        """The first microbatch passes all earlier stages, and the last gradient passes them back."""
+        The first microbatch passes all earlier stages, and, with an exact method, the last gradient passes them back.
+        """
+        stages = range(len(self.layout.stages))
+        if not METHODS[self.layout.method].exact or len(stages) == 1:
+            return max(map(self._work, stages))
         begin = end = bound = first = 0.0
-        for stage in range(len(self.layout.stages)):
+        for stage in stages:
             # The first message is part of `begin`.
             bound = max(bound, begin + self._work(stage) - first, begin + self._passes(stage) - first + end)
             message = self._shortest_message(stage, gradients=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import prod
 from typing import Any, Literal, Protocol, get_args
 
@@ -39,12 +38,7 @@ class Rows(Protocol):
     def take(self, indices: NDArray[np.int64], x: NDArray[Any] | None, y: NDArray[Any] | None) -> None:
         """Write the samples at `indices` to `x` (n, features) and `y` (n,) + targets_shape, in the dtypes of those.
 
-        None in place of an array skips it.
-
-        Raises
-        ------
-        IndexError
-            If an index is negative or not below ``samples``.
+        None in place of an array skips it. Raises `IndexError` if an index is negative or not below ``samples``.
         """
 
 
@@ -212,12 +206,9 @@ def as_array(values: Any, name: str) -> NDArray[Any]:
     if missing:
         raise DataError(f"{name} has {counted(missing, 'missing value')}: {what}")
     array = frame.to_numpy()
-    return array if array.dtype.kind != "O" else frame.to_numpy(_common_dtype(dtypes))
-
-
-def _common_dtype(dtypes: Iterable[Any]) -> np.dtype[Any]:
-    """NumPy's dtype for columns of nullable dtypes."""
-    return np.result_type(*(getattr(dtype, "numpy_dtype", dtype) for dtype in dtypes))
+    if array.dtype.kind == "O":  # of columns of nullable dtypes
+        array = frame.to_numpy(np.result_type(*(getattr(dtype, "numpy_dtype", dtype) for dtype in dtypes)))
+    return array
 
 
 def class_count(rows: ArrayRows) -> int:

@@ -91,7 +91,8 @@ class SyntheticRows:
         inputs = _normals(self._input_key, numbers, self.spec.inputs)
         targets: NDArray[Any]
         if self.targets_shape:
-            targets = _teach(inputs, *self._teacher)
+            first, second = self._teacher
+            targets = _ordered_product(np.tanh(_ordered_product(inputs, first)), second)
         else:
             targets = _random_bits(self._label_key, numbers, 1)[:, 0] % np.uint64(self.spec.outputs)
             inputs += self._means[targets]
@@ -176,11 +177,6 @@ def _teacher(spec: SyntheticSpec) -> tuple[NDArray[np.float64], NDArray[np.float
     generator = _philox(_Stream.TEACHER)
     first = generator.standard_normal((spec.inputs, HIDDEN)) / np.sqrt(spec.inputs)
     return first, generator.standard_normal((HIDDEN, spec.outputs)) / np.sqrt(HIDDEN)
-
-
-def _teach(inputs: NDArray[np.float64], first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return tanh(inputs @ first) @ second."""
-    return _ordered_product(np.tanh(_ordered_product(inputs, first)), second)
 
 
 def _ordered_product(left: NDArray[np.float64], right: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -35,22 +35,13 @@ TARGET_ADVICE = 'only inputs can be filled in; set data.missing_targets to "drop
 
 
 class Column(NamedTuple):
-    """What was found in a column.
-
-    Attributes
-    ----------
-    codes : ndarray of int64, shape (rows,)
-        The place of each row's cell in `texts`, -1 for missing cells.
-    texts : tuple of str
-        The different cells, without surrounding spaces.
-    numbers : ndarray of float64, shape (texts,)
-        The number of each text, a truth value as 0 or 1, a date in days since 1970; NaN for other text.
-    """
+    """What was found in a column."""
 
     name: str
     kind: Kind
-    codes: NDArray[np.int64]
-    texts: tuple[str, ...]
+    codes: NDArray[np.int64]  # the place of each row's cell in `texts`, -1 for missing cells; shape (rows,)
+    texts: tuple[str, ...]  # the different cells, without surrounding spaces
+    # the number of each text, a truth value as 0 or 1, a date in days since 1970; NaN for other text; shape (texts,)
     numbers: Floats
 
     def odd(self) -> list[str]:
@@ -248,12 +239,9 @@ class TableEncoding:
     ) -> EncodedTable:
         """Encode the samples of a table that has the columns of this encoding, in any order, and others.
 
-        Raises `DataError`, which begins with `called`: a column is missing, or has values that cannot be encoded.
+        `targets` are columns in place of its own; empty for samples without targets.
 
-        Parameters
-        ----------
-        targets : str or sequence of str, optional
-            Target columns, in place of `targets`; empty for samples without targets.
+        Raises `DataError`, which begins with `called`: a column is missing, or has values that cannot be encoded.
         """
         names = self.targets if targets is None else as_names(targets)
         if not all(isinstance(name, str) for name in table.columns):

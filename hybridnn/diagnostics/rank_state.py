@@ -221,7 +221,9 @@ def new_state(rank: int, size: int, **fields: Any) -> RankState:
 def observe(recorder: Recorder, activity: Activity, rank: int, size: int) -> RankState:
     """State of the rank of a recorder, whose activity was `activity` a moment ago."""
     now = perf_counter()
-    stack = _stack_of(activity.thread)
+    frame = sys._current_frames().get(activity.thread)
+    lines = traceback.extract_stack(frame) if frame is not None else []
+    stack = [StackLine(line.filename, line.lineno or 0, line.name, line.line or "") for line in lines]
     connections = open_connections()
     return new_state(
         rank,
@@ -282,12 +284,6 @@ def _finished(event: Event) -> str:
     if about.startswith(event.name):
         return about
     return f"{event.name}{f' ({event.axis})' * bool(event.axis)}{f', {about}' * bool(about)}"
-
-
-def _stack_of(thread: int) -> list[StackLine]:
-    frame = sys._current_frames().get(thread)
-    lines = traceback.extract_stack(frame) if frame is not None else []
-    return [StackLine(line.filename, line.lineno or 0, line.name, line.line or "") for line in lines]
 
 
 def _innermost(stack: Sequence[StackLine], wanted: Callable[[str], bool]) -> StackLine | None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from statistics import median_low
 
 from hybridnn._version import __version__
+from hybridnn.comm.agreement import name_hosts
 from hybridnn.comm.hosts import blas_library, processor_name
 from hybridnn.comm.launcher import NODE_LISTS, VERSION_SECONDS, Placement, RankLauncher
 from hybridnn.comm.mpi import library_version, load_mpi_library
@@ -36,7 +37,6 @@ LEAST_MAJOR: Mapping[str, int] = {"numpy": 2, "scipy": 1, "mpi4py": 4, "pydantic
 
 CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 MEMORY_TOLERANCE = 0.1  # relative difference up to which nodes have the same memory: a kernel reserves some
-MOST_NAMES = 4  # nodes that are named one by one
 
 NODE_LIMITS = 3
 """Time limits in which a node must answer: Python and its packages may be read from a slow file system."""
@@ -189,14 +189,8 @@ def _difference(label: str, values: Sequence[tuple[str, str]]) -> str:
         return ""
     usual = max(names, key=lambda value: len(names[value]))
     is_tie = sum(len(group) == len(names[usual]) for group in names.values()) > 1
-    parts = [f"{listed(group)}: {label}{value}" for value, group in names.items() if is_tie or value != usual]
-    return ", ".join(parts) + (" (no majority)" if is_tie else f", the other {len(names[usual])} have {usual}")
-
-
-def listed(names: Sequence[str]) -> str:
-    """``node1``, ``node1 and node2``, ``node1, node2, node3 and 13 more``."""
-    shown = [*names] if len(names) <= MOST_NAMES else [*names[: MOST_NAMES - 1], f"{len(names) - MOST_NAMES + 1} more"]
-    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"
+    parts = [f"{name_hosts(group)}: {label}{value}" for value, group in names.items() if is_tie or value != usual]
+    return "; ".join(parts) + (" (no majority)" if is_tie else f", the other {len(names[usual])} have {usual}")
 
 
 # -- nodes of an allocation --------------------------------------------------------------------------------------------
@@ -300,8 +294,8 @@ def check_answers(answers: Mapping[str, NodeFacts | str]) -> Finding:
         if isinstance(answer, str):
             names.setdefault(answer, []).append(name)
     if not names:
-        return ok(f"hybridnn works on {listed([*answers])}")
-    what = "; ".join(f"{listed(group)}: {problem}" for problem, group in names.items())
+        return ok(f"hybridnn works on {name_hosts([*answers])}")
+    what = "; ".join(f"{name_hosts(group)}: {problem}" for problem, group in names.items())
     return failure(
         what, f"see that these nodes run, and have {sys.executable} with hybridnn; or leave them out of the job"
     )

@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from hybridnn._version import __version__
+from hybridnn.checkpoints.file_io import nearest_existing
 from hybridnn.comm.hosts import blas_library
 from hybridnn.comm.launcher import RankLauncher, trial_command, without_launcher
 from hybridnn.comm.mpi import detect_launch
 from hybridnn.doctor.node_checks import LEAST_MAJOR, load_mpi, package_versions
 from hybridnn.doctor.report import Finding, failure, ok, run_checks, warning
 from hybridnn.errors import EnvironmentProblem
+from hybridnn.gpu.cupy_loading import cuda_version
 from hybridnn.utils.processes import ChildResult, run_child
 from hybridnn.utils.text import format_bytes
 
@@ -77,9 +79,7 @@ def check_packages(version_of: Callable[[str], str] = metadata.version) -> Findi
 
 def check_folder(folder: Path, advice: str, free: Free = lambda path: shutil.disk_usage(path).free) -> Finding:
     """Whether a folder, which need not exist yet, can be written to."""
-    existing = folder
-    while not existing.exists() and existing != existing.parent:
-        existing = existing.parent
+    existing = nearest_existing(folder)
     try:
         if not existing.is_dir():
             raise NotADirectoryError(f"{existing} is not a folder")
@@ -150,11 +150,11 @@ def check_gpus(environment: Mapping[str, str], run: RunChild = run_child) -> Fin
         return problem(f"a process that only asked CuPy for its devices {end.summary}", f"reinstall it: {INSTALL_CUPY}")
     found = json.loads(end.output)
     driver, devices = found["driver"], found["devices"]
-    what = f"CuPy {found['cupy']}, CUDA runtime {_version(found['runtime'])}"
+    what = f"CuPy {found['cupy']}, CUDA runtime {cuda_version(found['runtime'])}"
     if not driver:
         advice = "install NVIDIA's driver, or ask Slurm for a GPU (--gres=gpu:1)"
         return (warning if has_driver else ok)(f"{what}; it finds no driver", advice)
-    what += f", driver for CUDA {_version(driver)}"
+    what += f", driver for CUDA {cuda_version(driver)}"
     if not devices:
         advice = "ask Slurm for a GPU (--gres=gpu:1), and see that CUDA_VISIBLE_DEVICES is not empty"
         return warning(f"{what}, but no device", advice)
@@ -165,11 +165,6 @@ def check_gpus(environment: Mapping[str, str], run: RunChild = run_child) -> Fin
         what += f"; the memory of device {', '.join(full)} is nearly full"
         return warning(what, "another process holds it (nvidia-smi): choose by CUDA_VISIBLE_DEVICES")
     return ok(what)
-
-
-def _version(number: int) -> str:
-    """Version of CUDA: 13020 is 13.2."""
-    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def print_gpus() -> None:

@@ -50,12 +50,8 @@ class Panel(NamedTuple):
 def learning_curve(epochs: Sequence[EpochRecord], evaluated: str = "validation") -> Picture:
     """Training and validation loss, and the validation accuracy or R² if there is one, in panels one below the other.
 
-    Parameters
-    ----------
-    epochs : sequence of EpochRecord
-        At least one; values that are None, not finite or beyond 1e300 are left out.
-    evaluated : str
-        Name of the split on which the epochs were evaluated, ``"test"`` in a run without a validation split.
+    `evaluated` is the name of the split on which the epochs, at least one, were evaluated, ``"test"`` in a run without
+    a validation split. Values that are None, not finite or beyond 1e300 are left out.
     """
     last, panels = max(record.epoch for record in epochs), _panels(epochs, evaluated)
     axes = [_vertical_axis(panel) for panel in panels]
@@ -78,10 +74,7 @@ class RunCurves(NamedTuple):
 def compared_curves(runs: Sequence[RunCurves]) -> Figure:
     """Losses on the validation or test samples, and accuracies or R² if there are any, with a line for each run.
 
-    Parameters
-    ----------
-    runs : sequence of RunCurves
-        At least one with epochs. Values are left out as in `learning_curve`.
+    At least one of the runs has epochs. Values are left out as in `learning_curve`.
     """
     from matplotlib.ticker import MaxNLocator
 

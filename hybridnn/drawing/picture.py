@@ -51,16 +51,10 @@ def svg_text(drawing: Drawing) -> str:
 
 
 def picture_bytes(drawing: Drawing, file_format: str, width: float | None = None) -> bytes:
-    """The picture as ``"svg"``, ``"png"`` with 150 dots per inch, or ``"pdf"``.
+    """The picture as ``"svg"``, ``"png"`` with 150 dots per inch, or ``"pdf"``; the `width` is in centimetres.
 
-    Parameters
-    ----------
-    drawing : Drawing
-    file_format : str
-        One of `hybridnn.drawing.figures.FORMATS`.
-    width : float, optional
-        Centimetres, such as 8 for a column of a page. Text then has 6 points, and the labels of boxes at least 5; those
-        that do not fit are left out. By default all planned schedules have one scale.
+    With one, such as 8 for a column of a page, text has 6 points, and the labels of boxes at least 5; those that do not
+    fit are left out. By default all planned schedules have one scale.
     """
     # The width of a column has no room for the wide letters of the font that browsers take where they have no other.
     character = ARIAL if file_format == "svg" and width is not None else DEJAVU

@@ -75,24 +75,14 @@ class ShapeGroup(NamedTuple):
 
 @dataclass(frozen=True)
 class Picture:
-    """Shapes in the order in which they are drawn.
+    """Shapes in the order in which they are drawn."""
 
-    Attributes
-    ----------
-    title : str
-        What the picture shows, for programs that read it aloud.
-    width, height : float
-        In the unit of the shapes.
-    shapes : sequence of shapes and groups
-    scale : float
-        Pixels, 96 to an inch, of a unit.
-    """
-
-    title: str
+    title: str  # what the picture shows, for programs that read it aloud
+    # in the unit of the shapes
     width: float
     height: float
     shapes: Sequence[Shape | ShapeGroup]
-    scale: float = 1.0
+    scale: float = 1.0  # pixels, 96 to an inch, of a unit
 
     def svg(self) -> str:
         """The SVG document; text can be selected."""

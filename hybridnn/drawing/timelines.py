@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ from hybridnn.pipeline.schedules.instructions import (
 from hybridnn.pipeline.schedules.methods import find_method, make_schedule
 from hybridnn.pipeline.schedules.schedule import Schedule, with_loads
 from hybridnn.pipeline.schedules.weight_policies import WeightPolicy
-from hybridnn.utils.checks import require_number, require_type, require_whole, with_advice
+from hybridnn.utils.checks import nearest, require_number, require_type, require_whole, with_advice
 from hybridnn.utils.text import counted, shown_path, user_path
 
 KINDS = {
@@ -305,8 +304,7 @@ def _instruction(item: Any) -> Instruction:
         raise DataError("neither a text nor an object")
     name = item.get("instruction")
     if not isinstance(name, str) or name not in KINDS:
-        near = get_close_matches(str(name), KINDS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known are {', '.join(KINDS)}"
+        hint = nearest(str(name), KINDS) or f"known are {', '.join(KINDS)}"
         raise DataError(f"no instruction {str(name)[:40]!r}; {hint}")
     numbers = []
     for key, least in (("minibatch", 0), ("microbatch", instructions.ALL_MICROBATCHES), ("chunk", 0)):

@@ -47,10 +47,7 @@ def load_cublas(cupy: Any) -> ctypes.CDLL:
 class CublasProducts:
     """Products of matrices on the current device.
 
-    Parameters
-    ----------
-    tf32 : bool
-        Whether float32 products may round their factors to TF32, with a significand of 11 bits, for tensor cores.
+    With `tf32`, float32 products may round their factors to TF32, with a significand of 11 bits, for tensor cores.
     """
 
     def __init__(self, cupy: Any, library: ctypes.CDLL, tf32: bool) -> None:
@@ -78,14 +75,9 @@ class CublasProducts:
         self._stream: int | None = None
 
     def multiply(self, a: Any, b: Any, out: Any) -> None:
-        """``out = a @ b``.
+        """``out = a @ b``, of shapes (m, k), (k, n) and (m, n), and one dtype, float32 or float64.
 
         Raises `ValueError` if shapes or dtypes do not match, or an array is contiguous along neither axis.
-
-        Parameters
-        ----------
-        a, b, out : array, shape (m, k), (k, n), (m, n)
-            Of one dtype, float32 or float64, each contiguous along one of its axes.
         """
         (m, k), n, dtype = a.shape, b.shape[1], out.dtype
         if b.shape[0] != k or out.shape != (m, n) or not a.dtype == b.dtype == dtype:

@@ -64,12 +64,8 @@ def cupy_kernels(*, tf32: bool = False, progress: Progress | None = None) -> Cup
 class CupyKernels(Kernels):
     """Arithmetic on arrays of one GPU, in the current stream.
 
-    Reductions share a workspace, so an object serves one stream at a time.
-
-    Parameters
-    ----------
-    progress : callable, optional
-        Called repeatedly while the host waits for the device, if other ranks may need this one meanwhile.
+    Reductions share a workspace, so an object serves one stream at a time. `progress` is called repeatedly while the
+    host waits for the device, if other ranks may need this one meanwhile.
     """
 
     on_host = False
@@ -136,16 +132,9 @@ class CupyKernels(Kernels):
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """Capture the work that `work` enqueues as a CUDA graph, without executing it.
 
-        Parameters
-        ----------
-        work : callable
-            Must not wait or allocate, and must have been called before, so that its kernels are compiled. Streams that
-            wait for the current one are part of the graph; the current stream must wait for them at the end.
-
-        Returns
-        -------
-        callable
-            Enqueues the graph on the current stream, with the same arrays and arguments.
+        `work` must not wait or allocate, and must have been called before, so that its kernels are compiled. Streams
+        that wait for the current one are part of the graph; the current stream must wait for them at the end. The
+        returned function enqueues the graph on the current stream, with the same arrays and arguments.
         """
         stream = self._cupy.cuda.Stream(non_blocking=True)
         try:

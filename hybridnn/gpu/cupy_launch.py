@@ -148,12 +148,8 @@ class KernelLauncher:
     def __call__(self, name: str, dtype: np.dtype[Any] | None, grid: Size, block: Size, *arguments: Any) -> None:
         """Enqueue a launch on the current stream.
 
-        Parameters
-        ----------
-        dtype : dtype or None
-            float32 or float64; None for a kernel that does not depend on it.
-        *arguments : array, int, float or None
-            An int becomes ``long long``, a float ``double``, None a null pointer.
+        The dtype is float32 or float64, None for a kernel that does not depend on it. Of the arguments an int becomes
+        ``long long``, a float ``double``, None a null pointer.
         """
         kernel = self._kernels.get((name, dtype))
         if kernel is None:

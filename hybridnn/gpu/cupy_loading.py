@@ -39,18 +39,13 @@ def load_cupy() -> Any:
         raise _problem(f"CuPy {cupy.__version__} cannot use the driver ({first_line(error)})", driver) from error
     if devices == 0:
         raise EnvironmentProblem(
-            f"{_ASKED}: CuPy {cupy.__version__} and a driver for CUDA {_version(driver)} are there, but no device: "
+            f"{_ASKED}: CuPy {cupy.__version__} and a driver for CUDA {cuda_version(driver)} are there, but no device: "
             "ask Slurm for one (--gres=gpu:1), and see that CUDA_VISIBLE_DEVICES is not empty"
         )
-    _load_nccl()
-    return cupy
-
-
-def _load_nccl() -> None:
-    """Load ``cupy.cuda.nccl`` if possible: ``import cupy`` alone does not."""
     with suppress(ImportError), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # CuPy warns if NCCL is missing, which most runs do not need
-        import_module("cupy.cuda.nccl")
+        import_module("cupy.cuda.nccl")  # which `import cupy` alone does not load
+    return cupy
 
 
 def driver_version() -> int | None:
@@ -72,12 +67,13 @@ def _problem(found: str, driver: int | None) -> EnvironmentProblem:
         advice = "there is no NVIDIA driver either; with one: pip install 'hybridnn[cuda12]' or 'hybridnn[cuda13]'"
     else:
         extra = "cuda13" if driver >= 13000 else "cuda12"
-        advice = f"the driver is for CUDA {_version(driver)}: pip install 'hybridnn[{extra}]'"
+        advice = f"the driver is for CUDA {cuda_version(driver)}: pip install 'hybridnn[{extra}]'"
     return EnvironmentProblem(f"{_ASKED}: {found}; {advice}")
 
 
-def _version(version: int) -> str:
-    return f"{version // 1000}.{version % 1000 // 10}"
+def cuda_version(number: int) -> str:
+    """Version of CUDA: 13020 is 13.2."""
+    return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def first_line(error: Exception) -> str:

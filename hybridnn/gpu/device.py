@@ -37,14 +37,9 @@ def is_complete(cupy: Any, event: Any) -> bool:
 
 
 def wait_for(cupy: Any, event: Any, progress: Progress | None) -> None:
-    """Return when `event` has completed.
+    """Return when `event` has completed; `CUDARuntimeError` if the device has failed.
 
-    Raises `CUDARuntimeError` if the device has failed.
-
-    Parameters
-    ----------
-    progress : callable or None
-        Called repeatedly meanwhile; None if no other rank needs this one, which then waits inside CUDA.
+    `progress` is called repeatedly meanwhile; None if no other rank needs this one, which then waits inside CUDA.
     """
     if progress is None:
         event.synchronize()
@@ -128,19 +123,11 @@ class Device:
     """The current device, shared by the groups of a rank.
 
     Computations are enqueued on the current stream. A copy starts after the work that is on this stream already, and
-    work that is enqueued later starts after the copy; the host waits for neither.
+    work that is enqueued later starts after the copy; the host waits for neither. `chunk_bytes`, as `CHUNK_BYTES`, are
+    the same on all ranks.
 
-    Parameters
-    ----------
-    chunk_bytes : int
-        As `CHUNK_BYTES`; the same on all ranks.
-
-    Attributes
-    ----------
-    collectives : Stream
-        Stream of NCCL. One for all groups: collectives of different groups could deadlock if they ran concurrently.
-    checks : list of callable
-        Called while this rank waits for the device; they raise if what it waits for cannot come.
+    All groups have one stream of NCCL, `collectives`: collectives of different groups could deadlock if they ran
+    concurrently. `checks` are called while this rank waits for the device; they raise if what it waits for cannot come.
     """
 
     def __init__(self, cupy: Any, chunk_bytes: int = CHUNK_BYTES) -> None:

@@ -30,18 +30,13 @@ class DeviceChoice:
 
 
 def choose_device(name: str, node_rank: int, load: Callable[[], Any] = load_cupy) -> DeviceChoice:
-    """Choose this rank's device and make it CUDA's current device.
+    """Choose this rank's device, by ``"auto"`` or ``"gpu"``, and make it CUDA's current device.
+
+    ``"auto"`` is a GPU if a usable one is found, else the CPU. GPUs are assigned round-robin by the rank within the
+    node, and shared if there are fewer GPUs than ranks.
 
     Raises `EnvironmentProblem` if `name` is ``"gpu"`` and no GPU is usable; the message names what was found and what
     to install.
-
-    Parameters
-    ----------
-    name : {"auto", "gpu"}
-        ``"auto"`` is a GPU if a usable one is found, else the CPU.
-    node_rank : int
-        Rank within the node; GPUs are assigned to the ranks of a node round-robin, and shared if there are fewer GPUs
-        than ranks.
     """
     try:
         cupy = load()

@@ -139,10 +139,7 @@ class CudaGraphSteps:
     def step(self, minibatch: Minibatch, run: Callable[[Minibatch], None]) -> None:
         """Train on the next minibatch of the epoch.
 
-        Parameters
-        ----------
-        run : callable
-            Enqueues the work of a step; captured with a minibatch whose indices have a fixed address.
+        `run` enqueues the work of a step; it is captured with a minibatch whose indices have a fixed address.
         """
         start, about = perf_counter(), (STEP, minibatch.number)
         self._state.device_scalars = self._scalars
@@ -248,10 +245,7 @@ class GpuDevice(TrainingDevice):
 class GpuEngine(Engine):
     """Weights, optimizer state and workspaces of this rank on its GPU.
 
-    Parameters
-    ----------
-    capture : StepCapture, optional
-        Captures steps as CUDA graphs; only on grids of batch ranks.
+    `capture` captures steps as CUDA graphs, on grids of batch ranks only.
     """
 
     def __init__(self, *arguments: Any, capture: StepCapture | None = None, **options: Any) -> None:

@@ -180,23 +180,10 @@ def _abort_connection(communicator: Any, graphs: list[Graphs], checks: list[Chec
 
 
 def start_nccl(comm: Any, cupy: Any, seconds: float = START_SECONDS) -> tuple[Any, str]:
-    """Connect the ranks by NCCL. Collective.
+    """Connect the ranks of `comm`, with nothing else in flight, by NCCL on their current devices; collective.
 
-    Parameters
-    ----------
-    comm : MPI.Intracomm
-        With nothing else in flight.
-    cupy : module
-        With this rank's GPU as the current device.
-    seconds : float
-        Time limit, after which a rank that is not connected has failed.
-
-    Returns
-    -------
-    NcclCommunicator or None
-        None on all ranks if one of them failed.
-    str
-        The failure of this rank; empty if there was none. NCCL may then still wait for the others in a daemon thread.
+    The results are the communicator, None on all ranks if one of them failed or was not connected within `seconds`, and
+    the failure of this rank, empty if there was none. NCCL may then still wait for the others in a daemon thread.
     """
     identifier, problem = _share_identifier(comm, cupy.cuda.nccl)
     if identifier is None:

@@ -78,18 +78,13 @@ def make_kernels(
 
 
 def choose_transport(grid: ProcessGrid, name: str, cupy: Any) -> TransportChoice:
-    """Choose the transport for a grid whose ranks compute on GPUs; collective.
+    """Choose the transport for a grid whose ranks compute on GPUs, each on its current device; collective.
 
-    ``"auto"`` is NCCL if every rank has its own GPU, else staging. Device-aware MPI is used only on request; whether
-    it works is not tried.
+    ``"auto"`` is NCCL if every rank has its own GPU, else staging. Device-aware MPI is used only on request; whether it
+    works is not tried.
 
     Raises `EnvironmentProblem` on all ranks if the requested transport is not available, or the MPI library was built
     without it.
-
-    Parameters
-    ----------
-    cupy : module
-        CuPy with this rank's GPU as the current device.
     """
     if grid.size == 1:
         return TransportChoice("staging", "a single rank sends no messages")
@@ -109,17 +104,10 @@ def choose_transport(grid: ProcessGrid, name: str, cupy: Any) -> TransportChoice
 
 
 def attach_transport(grid: ProcessGrid, name: str, device: Device) -> TransportChoice:
-    """Choose the transport of a grid and attach it to all groups of the grid; collective.
+    """Choose the transport of a grid by `choose_transport`, and attach it to all groups of the grid; collective.
 
-    Parameters
-    ----------
-    name : {"auto", "staging", "mpi", "nccl"}
-        As for `choose_transport`; ``"auto"`` falls back to staging if NCCL does not start.
-
-    Raises
-    ------
-    SettingError, EnvironmentProblem
-        As `choose_transport`; also if NCCL is requested and does not start.
+    ``"auto"`` falls back to staging if NCCL does not start; where it was requested, this is an `EnvironmentProblem`,
+    too.
     """
     choice = choose_transport(grid, name, device.cupy)
     problem = first_problem(grid, grid.attach_device(TransportFactory(choice.name, device)))
@@ -177,13 +165,7 @@ def graphs_problem(grid: ProcessGrid, transport: str) -> str:
 
 
 def cuda_support(library: str = "libmpi.so.40") -> bool | None:
-    """Whether the Open MPI of this process can send arrays of a GPU, by its own account; None if there is no Open MPI.
-
-    Parameters
-    ----------
-    library : str
-        Name of the library, which `import_mpi` has loaded.
-    """
+    """Whether the Open MPI that is loaded can send arrays of a GPU, by its own account; None without an Open MPI."""
     try:
         return bool(ctypes.CDLL(library, os.RTLD_NOW | os.RTLD_NOLOAD).MPIX_Query_cuda_support())
     except (OSError, AttributeError):

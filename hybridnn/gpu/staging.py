@@ -58,19 +58,11 @@ class Transfer:
     def stage(
         self, array: Array, start_call: StartCall, *, fetch: slice | None, deliver: Array | None, in_order: bool = True
     ) -> None:
-        """Add an MPI call on `array`, through pinned memory if it lies on the device.
+        """Add an MPI call on `array`, shape (n,), through pinned memory if it lies on the device.
 
-        Parameters
-        ----------
-        array : array, shape (n,)
-        start_call : callable
-            Is given `array` on the host.
-        fetch : slice or None
-            The elements of `array` that are read.
-        deliver : array, shape (n,), or None
-            Where the received data are copied to; most often `array` itself.
-        in_order : bool
-            Start after all calls that were added before; else at once.
+        `start_call` takes the array on the host, of which the elements `fetch` are read. Received data are copied to
+        `deliver`, most often `array` itself. The call starts after all that were added before, or at once if not
+        `in_order`.
         """
         piece, ready = _StagedPiece(array, start_call, target=deliver), None
         if is_on_host(array):
@@ -140,14 +132,8 @@ class Staging(Transport):
     """Copy, message and copy of every chunk, which overlap with those of the other chunks.
 
     Host arrays are accepted too, without the copies, so that calls on both kinds keep one order. A collective may mix
-    them, as when samples are scattered from host memory to devices.
-
-    Parameters
-    ----------
-    comm : MPI.Intracomm
-        Of at least two ranks.
-    limit : int
-        Bytes above which an array travels in pieces, if less than the chunks of the device.
+    them, as when samples are scattered from host memory to devices. The group has at least two ranks; arrays of more
+    than `limit` bytes travel in pieces, if these are less than the chunks of the device.
     """
 
     buckets = DEVICE_BUCKETS

@@ -51,7 +51,8 @@ class BlockedRank:
 
 def describe_deadlock(blocked: Mapping[int, BlockedRank], ended: frozenset[int], calls: int) -> str:
     """Describe a state in which no rank can continue, after so many calls; the programs of `ended` have returned."""
-    cycle = _shortest_cycle(blocked)
+    cycles = (_path_back(blocked, rank) for rank in sorted(blocked))
+    cycle = min(filter(None, cycles), key=len, default=())  # the shortest
     lines = [f"deadlock after {counted(calls, 'call')}: {_reason(blocked, ended, cycle)}"]
     for rank in sorted(blocked):
         lines += [f"  rank {rank} waits in {call}, at {site}" for call, site in blocked[rank].calls]
@@ -90,12 +91,6 @@ def _advice(states: Sequence[BlockedRank]) -> list[str]:
             "send first, or receive without blocking"
         ]
     return []
-
-
-def _shortest_cycle(blocked: Mapping[int, BlockedRank]) -> tuple[int, ...]:
-    """The fewest ranks of which each waits for the next, and the last for the first; empty where there are none."""
-    cycles = (_path_back(blocked, rank) for rank in sorted(blocked))
-    return min((cycle for cycle in cycles if cycle), key=len, default=())
 
 
 def _path_back(blocked: Mapping[int, BlockedRank], start: int) -> tuple[int, ...]:

@@ -87,7 +87,10 @@ class Scheduler:
             self._start(self._next(-1) or 0)
             while self._alive and self._failure is None:
                 self._start(self._current)
-        self._end_all()
+        for stack in self._ranks:  # after a failure, those that wait unwind their `with` and `finally` blocks
+            if not stack.dead:
+                with contextlib.suppress(RankStopped):  # it had not begun
+                    stack.throw(RankStopped)
         if self._failure is not None:
             raise self._failure
         return results
@@ -170,13 +173,6 @@ class Scheduler:
             self._failure = error
             if rank >= 0 and hasattr(error, "add_note"):
                 error.add_note(f"on rank {rank} of {self._size}")
-
-    def _end_all(self) -> None:
-        """After a failure, unwind the `with` and `finally` blocks of the ranks that wait."""
-        for stack in self._ranks:
-            if not stack.dead:
-                with contextlib.suppress(RankStopped):  # it had not begun
-                    stack.throw(RankStopped)
 
     @contextlib.contextmanager
     def _limited(self, limit: float | None) -> Iterator[None]:

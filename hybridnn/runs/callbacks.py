@@ -48,20 +48,11 @@ class StopSignals(AbstractContextManager["StopSignals"]):
     preemption; Ctrl-C sends SIGINT, replaced by SIGUSR2 where a launcher would end the ranks on SIGINT
     (`hybridnn.cli.ranks`). A second signal ends the process immediately, unless it follows within `REPEAT_SECONDS`.
     Without such a context, Ctrl-C raises ``KeyboardInterrupt``, in `Trainer.fit` of a single process after the step.
+    `received` is the number of the first signal, or 0.
 
     In threads other than the main one it does nothing. If SIGINT is ignored, as in background commands of a shell, it
     stays ignored. Of ranks in one process, which leave the context in any order, only the one with `announces` installs
-    handlers.
-
-    Parameters
-    ----------
-    announces : bool
-        Print on standard error, once, that an interrupt was received.
-
-    Attributes
-    ----------
-    received : int
-        Number of the first signal, or 0.
+    handlers; it also prints on standard error, once, that an interrupt was received.
     """
 
     def __init__(self, *, announces: bool = False) -> None:
@@ -97,18 +88,8 @@ class StopSignals(AbstractContextManager["StopSignals"]):
 class Checkpoints(Callback):
     """Writes checkpoints between steps and stops the training after a signal.
 
-    Parameters
-    ----------
-    every : int, str or None
-        Steps between two checkpoints, or seconds as text.
-    trainer : Trainer
-        Its current step counts as saved: step 0, or that of the checkpoint it was resumed from.
-    writer : CheckpointWriter
-
-    Attributes
-    ----------
-    stopped_by : int
-        Number of the signal that stopped the training, or 0.
+    `every` is in steps, or seconds as text. The current step of the trainer counts as saved: step 0, or that of the
+    checkpoint it was resumed from. `stopped_by` is the number of the signal that stopped the training, or 0.
     """
 
     def __init__(
@@ -207,14 +188,9 @@ class Patience(Callback):
 
 
 def restore_best_weights(trainer: Trainer, folder: Path, monitor: str) -> int | None:
-    """Load the weights of the best epoch of the run in `folder`; collective.
+    """Load the weights of the best epoch of the run in `folder`, and return the epoch; collective.
 
-    Raises `DataError` on every rank if they cannot be read.
-
-    Returns
-    -------
-    int or None
-        The epoch; None if no epoch has a finite score.
+    It is None if no epoch has a finite score. Raises `DataError` on every rank if the weights cannot be read.
     """
     if best_epoch(trainer.history.epochs, monitor) is None:
         return None
@@ -224,16 +200,9 @@ def restore_best_weights(trainer: Trainer, folder: Path, monitor: str) -> int | 
 
 
 class BestWeights(Callback):
-    """Writes ``best-weights.npz`` after every epoch with a better `score` than all before.
+    """Writes ``best-weights.npz`` after every epoch with a better `score` than all before, also before a resumption.
 
-    Parameters
-    ----------
-    trainer : Trainer
-        With the records of earlier epochs if the run was resumed.
-    folder : RunFolder or None
-        None on ranks other than 0.
-    monitor : str
-        What is best: ``auto``, or of `MONITORS`.
+    The folder is None on ranks other than 0; `monitor` is ``auto``, or of `MONITORS`.
     """
 
     def __init__(self, trainer: Trainer, folder: RunFolder | None, monitor: str) -> None:

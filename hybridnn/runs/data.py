@@ -94,23 +94,15 @@ def place_data(
 ) -> PlacedData:
     """Load the data on the ranks that need it and place the samples; collective.
 
-    With ``local``, one rank per node reads files, and the samples are held once per node. Generated data are written by
-    all ranks of the node together, or, if they are large, generated when used. Otherwise rank 0 alone loads.
+    With ``local``, one rank per node reads files, and the samples are held once per node. Generated data, which `load`
+    describes without cost, are written by all ranks of the node together, or, if they are large, generated when used.
+    Otherwise rank 0 alone loads.
+
+    With `standardize`, inputs, and the targets of regression, are shifted and scaled by statistics of the training
+    samples. `test_fraction` of the samples are the test split of a data set that has none, and `validation_fraction` of
+    the others the validation split; `seed` chooses both.
 
     Raises `HybridnnError` on every rank: loading failed on one, or nodes have read different data.
-
-    Parameters
-    ----------
-    load : callable
-        Returns the data set; called only on ranks that need it.
-    generated : bool
-        Whether the data set is generated when used, so that loading it costs nothing.
-    standardize : bool
-        Shift and scale inputs, and the targets of regression, by statistics of the training samples.
-    test_fraction, seed
-        Share and choice of the samples for the test split of a data set that has none.
-    validation_fraction : float
-        Share of the remaining training samples for the validation split, chosen by `seed` too.
     """
     memory = NodeMemory(grid.node_group, "data.distribution = 'scatter'")
     is_local = distribution == "local"

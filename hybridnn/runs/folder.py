@@ -63,24 +63,12 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
 
     @classmethod
     def create(cls, path: Path | str | None, name: str, start: Start = "new") -> RunFolder:
-        """Create the folder, or open the one of an unfinished run.
+        """Create the folder, by default a new ``runs/NAME-YYYYmmdd-HHMMSS``, or open the one of an unfinished run.
 
-        Parameters
-        ----------
-        path : Path, str or None
-            None creates a new folder ``runs/NAME-YYYYmmdd-HHMMSS``.
-        name : str
-            Name of the run if `path` is None.
-        start : str
-            ``"again"`` replaces the weights of an unfinished run without checkpoints; ``"resume"`` keeps everything.
+        ``"again"`` replaces the weights of an unfinished run without checkpoints; ``"resume"`` keeps everything.
 
-        Raises
-        ------
-        SettingError
-            If a live job uses the folder, or it holds a finished run, weights or checkpoints that this run does not
-            resume.
-        EnvironmentProblem
-            If the folder cannot be created or written.
+        Raises `SettingError` if a live job uses the folder, or it holds a finished run, weights or checkpoints that
+        this run does not resume; `EnvironmentProblem` if the folder cannot be created or written.
         """
         folder = _new_folder(name) if path is None else Path(path)
         with _named_if_unwritable(folder):
@@ -234,12 +222,8 @@ class FolderInUse(SettingError):  # noqa: N818 - no error if several processes s
 class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
     """A lock on a folder, held until `release` or the end of the process; a context manager that releases it.
 
-    On a file system without locks it has no effect.
-
-    Attributes
-    ----------
-    descriptor : int
-        Of the locked file. A process that inherits it also holds the lock.
+    On a file system without locks it has no effect. A process that inherits the `descriptor` of the locked file also
+    holds the lock.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -248,15 +232,7 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
 
     @classmethod
     def take(cls, folder: Path, name: str = LOCK) -> FolderLock:
-        """Lock the folder by its file `name`.
-
-        Raises
-        ------
-        FolderInUse
-            If another process holds the lock.
-        OSError
-            If the folder cannot be written.
-        """
+        """Lock the folder by its file `name`; `FolderInUse` if another process has, `OSError` if it is not writable."""
         path = folder / name
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)

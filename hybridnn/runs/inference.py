@@ -39,17 +39,10 @@ BLOCK_ELEMENTS = 2**22
 
 @dataclass(frozen=True, eq=False)
 class ClassReport:
-    """Counts of predictions by class.
+    """Counts of predictions by class."""
 
-    Attributes
-    ----------
-    names : tuple of str
-        Of the classes.
-    confusion : ndarray of int64, shape (classes, classes)
-        Samples by true class (row) and predicted class (column).
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of the classes
+    # samples by true class (row) and predicted class (column), shape (classes, classes)
     confusion: NDArray[np.int64]
 
     @classmethod
@@ -145,20 +138,13 @@ def evaluate_run(
 ) -> Evaluation:
     """Loss and accuracy or R² of a run's weights; collective over `grid`.
 
-    All samples are standardized with the statistics of the run's training samples. Input columns of a
-    table are found by the names of the run's columns, or by position if these have no names.
+    The `source` is a table, a ``.npz`` file or the name of a data set, by default the run's own data, and `targets` are
+    by default those of the run. Without a `part`, the test samples are taken, or all samples of other data without
+    these. All samples are standardized with the statistics of the run's training samples. Input columns of a table are
+    found by the names of the run's columns, or by position if these have no names.
 
     Raises `HybridnnError` on every rank: the data cannot be read or do not fit the network, or the network does not fit
     the grid.
-
-    Parameters
-    ----------
-    source : str or None
-        A table, a ``.npz`` file or the name of a data set; None for the run's own data.
-    targets : sequence of str
-        Target columns of a table; by default those of the run.
-    part : {"test", "validation", "train"} or None
-        None: the test samples, or all samples of other data that have no test samples.
     """
     trainer = run.trainer_on(grid)
     settings = agree(grid.world, lambda: _data_settings(run, source, targets))
@@ -318,21 +304,11 @@ def load_samples(
     encoding: TableEncoding | None = None,
     options: TableOptions | None = None,
 ) -> InputSamples:
-    """Load samples without targets, to predict from; parameters and errors as for `load_file`.
+    """Load samples of so many features, without targets, to predict from; the rest is as for `load_file`.
 
-    Parameters
-    ----------
-    path : str or Path
-        ``.npz`` with an array ``x``, or with one array of any name, or a table.
-    features : int
-        Required number of inputs.
-    targets : sequence of str
-        Columns of a table that are skipped if they are present.
-    encoding : TableEncoding, optional
-        Encoding of the table that the network was trained on; without it, all columns but the targets are inputs, in
-        their order.
-    options : TableOptions, optional
-        Without `encoding`, how a table is read.
+    The file is an ``.npz`` with an array ``x``, or with one array of any name, or a table, whose `targets` are skipped
+    if they are present. Without the `encoding` of the table that the network was trained on, all other columns are
+    inputs, in their order, and `options` say how the table is read.
     """
     path = Path(path)
     if has_table(path, "samples"):
@@ -395,23 +371,13 @@ class Predictions:
 def predict_file(
     run: TrainedRun, grid: ProcessGrid, path: Path, keep: Sequence[str] | None = None
 ) -> Predictions | None:
-    """Predict from the samples of a file, which rank 0 reads; collective over `grid`.
+    """Predict from the samples of a file as for `load_samples`, which rank 0 reads; collective over `grid`.
+
+    Input columns of a table are found by the names of the run's columns, or if these have no names by position, without
+    the run's targets. The columns `keep` come before the predictions; by default a first column that is no input and
+    identifies the rows. The result is None on ranks other than 0.
 
     Raises `HybridnnError` on every rank: the file cannot be used, or the network does not fit the grid.
-
-    Parameters
-    ----------
-    path : Path
-        As for `load_samples`. Input columns of a table are found by the names of the run's columns, or if these
-        have no names by position, without the run's targets.
-    keep : sequence of str, optional
-        Columns of the table that come before the predictions; by default a first column that is no input and identifies
-        the rows.
-
-    Returns
-    -------
-    Predictions or None
-        None on ranks other than 0.
     """
     data = run.settings.data
 

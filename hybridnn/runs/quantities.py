@@ -176,7 +176,7 @@ def figures_of(run: RunRecord) -> RunFigures:
     steps = run.steps_per_epoch
     seconds = run.seconds_per_epoch
     shares = _time_shares(run)
-    metric_name, metric = _metric_of(run)
+    last = run.epochs[-1] if run.epochs else None
     flops = FLOPS_PER_WEIGHT * header.parameters * run.settings.training.batch_size / header.ranks
     return RunFigures(
         folder=str(run.folder),
@@ -196,8 +196,8 @@ def figures_of(run: RunRecord) -> RunFigures:
         samples_per_second=header.train_samples / seconds,
         bytes_per_step=median(epoch.bytes_sent for epoch in run.settled_epochs) / steps if run.epochs else nan,
         shares=shares,
-        metric_name=metric_name,
-        metric=metric,
+        metric_name=f"test {'accuracy' if last is None else last.metric_name}",
+        metric=None if last is None or run.diverged else last.metric,
         predicted_seconds_per_step=None if prediction is None else prediction.seconds_per_step,
         predicted_seconds_per_epoch=None if prediction is None else prediction.seconds_per_epoch,
         predicted_bytes_per_step=None if prediction is None else float(prediction.bytes_per_step),
@@ -225,13 +225,6 @@ def conditions_of(run: RunRecord) -> dict[str, str]:
         values |= {"parallel.method": layout.method, "parallel.stages": len(layout.stages)}
         values |= {"parallel.partition": layout.layers, "parallel.microbatches": layout.microbatches}
     return {name: str(value) for name, value in values.items() if name not in LAYOUT_OF_DATA}
-
-
-def _metric_of(run: RunRecord) -> tuple[str, float | None]:
-    """Name and value of the test metric after the last epoch; no value if the run diverged."""
-    last = run.epochs[-1] if run.epochs else None
-    name = "accuracy" if last is None else last.metric_name
-    return f"test {name}", None if last is None or run.diverged else last.metric
 
 
 def shares_text(parts: Mapping[str, float]) -> str:

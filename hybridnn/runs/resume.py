@@ -66,22 +66,12 @@ def resolve_request(
 ) -> tuple[Settings, Start] | None:
     """Resolve the options of ``hybridnn train`` to the settings of a run, and how it starts in its folder.
 
+    Without settings on the command line, they are those of the run in the folder `resume`, with `overrides`; ``"auto"``
+    is the run in `output.folder`, if it has checkpoints. The result is None if the run has completed all its epochs, or
+    has ended for lack of an improvement.
+
     Raises `SettingError` if there is no such run, ``auto`` is given without a folder, or a finished run differs in its
     settings.
-
-    Parameters
-    ----------
-    settings : Settings or None
-        From the command line; None: those of the run to resume.
-    resume : str or None
-        A run folder, or ``"auto"``: `output.folder`, if it has checkpoints.
-    overrides : sequence of str
-        ``section.key=value``, for the settings of the run to resume.
-
-    Returns
-    -------
-    (Settings, str) or None
-        None if the run has completed all its epochs, or has ended for lack of an improvement.
     """
     if resume is None:
         assert settings is not None

@@ -16,7 +16,7 @@ from hybridnn.checkpoints.writing import checkpoint_writer
 from hybridnn.comm.agreement import agree, broadcast_text, name_hosts
 from hybridnn.comm.hosts import LoadMeter, node_loads
 from hybridnn.comm.recorder import Recorder
-from hybridnn.config.settings import ParallelSettings, Settings
+from hybridnn.config.settings import Settings
 from hybridnn.data import Dataset
 from hybridnn.data.table_fitting import TableError
 from hybridnn.errors import EnvironmentProblem, HybridnnError, NonFiniteLossError, SettingError
@@ -41,24 +41,12 @@ TRACED_EVENTS = 1 << 16  # events that a trace keeps of every rank: the last one
 def run_training(settings: Settings, view: RunView, *, start: Start = "new", forced: bool = False) -> RunSummary:
     """Train by the settings and write the run folder; collective over all ranks of the job.
 
+    The settings are the same on every rank, and so is the summary, except for seconds; the view shows the run on rank
+    0. ``"resume"`` continues the run in `output.folder` from its newest valid checkpoint, if `forced` also with
+    settings that change the training; ``"again"`` restarts it.
+
     Raises `HybridnnError` for a user's mistake, the same on every rank and before the first step; `NonFiniteLossError`
     later; `StoppedBySignal` after a signal, when the checkpoint is written.
-
-    Parameters
-    ----------
-    settings : Settings
-        The same on every rank.
-    view : RunView
-        Shows the run on rank 0.
-    start : {"new", "again", "resume"}
-        ``"resume"`` continues the run in `output.folder` from its newest valid checkpoint, ``"again"`` restarts it.
-    forced : bool
-        Resume even if settings differ that change the training.
-
-    Returns
-    -------
-    RunSummary
-        The same on every rank, except for seconds.
     """
     options = settings.model_dump() | {"--resume": start, "--force": forced}
     require_same_settings(all_ranks_group(stall_seconds=0), lambda: describe_value("", options))
@@ -150,10 +138,12 @@ def _prepare(settings: Settings, view: RunView) -> tuple[Settings, PlacedData, T
     settings = with_divided_pipeline(settings, model, grid, device.kind)
     trainer = Trainer.from_config(settings.train_config(model), grid=grid, device=device)
     _reserve(trainer, data, settings)
-    resolved = {
-        "parallel": _resolved(settings.parallel, trainer),
-        "device": replace(settings.device, name=device.kind),
-    }
+    # The grid and the pipeline as they run, so that ``config.toml`` repeats the run exactly.
+    parallel, layout = settings.parallel, trainer.layout
+    update: dict[str, Any] = {} if parallel.stages else {"batch": trainer.grid.batch}
+    if len(layout.stages) > 1:
+        update |= {"microbatches": layout.microbatches, "chunks": layout.chunks, "partition": layout.layers}
+    resolved = {"parallel": parallel.model_copy(update=update), "device": replace(settings.device, name=device.kind)}
     return settings.model_copy(update=resolved), data, trainer
 
 
@@ -176,14 +166,6 @@ def _make_grid(settings: Settings) -> ProcessGrid:
     if parallel.stages:
         axes = {"stages": [(stage.batch, stage.model) for stage in parallel.stages]}
     return ProcessGrid(**axes, recorder=recorder, stall_seconds=settings.output.stall_seconds)
-
-
-def _resolved(parallel: ParallelSettings, trainer: Trainer) -> ParallelSettings:
-    """The settings of the grid and the pipeline as they run, so that ``config.toml`` repeats the run exactly."""
-    update: dict[str, Any] = {} if parallel.stages else {"batch": trainer.grid.batch}
-    if len((layout := trainer.layout).stages) > 1:
-        update |= {"microbatches": layout.microbatches, "chunks": layout.chunks, "partition": layout.layers}
-    return parallel.model_copy(update=update)
 
 
 def _open_folder(settings: Settings, start: Start, grid: ProcessGrid) -> tuple[RunFolder | None, Path]:

@@ -194,13 +194,9 @@ def read_divergence(folder: Path) -> str:
 def read_records(folder: Path) -> tuple[list[Record], str]:
     """Read the history of the run in `folder` up to the first damaged line; an incomplete last line is left out.
 
-    Raises `DataError` if there is no history, or it cannot be read.
+    The second result is the number of the damaged line and what is wrong with it, empty if all lines are valid.
 
-    Returns
-    -------
-    records : list of Record
-    damage : str
-        Number of the damaged line and what is wrong with it; empty if all lines are valid.
+    Raises `DataError` if there is no history, or it cannot be read.
     """
     records: list[Record] = []
     path = folder / HISTORY

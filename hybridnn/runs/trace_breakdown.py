@@ -50,22 +50,12 @@ class Breakdown:
 
 
 def break_down(epoch: Epoch, start: float | None = None, stop: float | None = None) -> tuple[Breakdown, ...]:
-    """Break down the time of every rank.
+    """Break down the time of every rank, from `start` to `stop` in seconds of the trace's clock; by rank.
 
     All time belongs to the innermost event around it. A wait for a message is split at the start of its last send,
     among the possible senders, before the wait ended. A collective, or a wait for one, is split when the last rank of
-    the group entered it; where several are in flight on an axis, the last that the waiting rank had begun.
-
-    Parameters
-    ----------
-    start, stop : float, optional
-        Span to break down, seconds of the trace's clock; by default from the first rank's start of the epoch to the
-        last rank's end.
-
-    Returns
-    -------
-    tuple of Breakdown
-        By rank; the parts of each add up to the span.
+    the group entered it; where several are in flight on an axis, the last that the waiting rank had begun. By default
+    the span is from the first rank's start of the epoch to the last rank's end; the parts of each rank add up to it.
     """
     start = epoch.start if start is None else start
     stop = epoch.stop if stop is None else stop

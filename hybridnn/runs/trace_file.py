@@ -142,22 +142,13 @@ def _within(trace: RankTrace, start: float, stop: float) -> RankTrace:
 
 
 def write_trace(path: Path | None, grid: ProcessGrid, layout: Layout) -> None:
-    """Write the events of all ranks as one file, atomically; collective over the grid.
+    """Write the events of the grid's recorder on all ranks as one file, atomically; collective over the grid.
 
     Ranks of one node have one clock. On several nodes the clocks are aligned at barriers, which ranks leave
     microseconds apart on a fast network, up to milliseconds on a slow or busy one. The median of some barriers counts;
-    messages between nodes are off by as much.
+    messages between nodes are off by as much. Ranks other than 0 need no `path`.
 
     Raises `EnvironmentProblem` on every rank: the file cannot be written.
-
-    Parameters
-    ----------
-    path : Path or None
-        The file; needed on rank 0 alone.
-    grid : ProcessGrid
-        Events of its recorder are written, except those of the writing itself.
-    layout : Layout
-        Of the training on this grid.
     """
     events, lost = grid.recorder.events, _lost_until(grid.recorder)
     clock = _clock(grid)

@@ -121,22 +121,11 @@ def open_run(
 ) -> TrainedRun:
     """Read a run folder with the weights at its end, else those of its newest valid checkpoint.
 
-    Parameters
-    ----------
-    checkpoint : str, optional
-        Name of the checkpoint to take instead, such as ``step-00001234``.
-    group : Group, optional
-        Ranks that all read, and share the verification of checkpoints: collective over it, errors are raised on all.
-        None: this rank reads alone.
-    best : bool
-        Take the weights of the best epoch instead.
+    Instead, those of a `checkpoint` may be named, such as ``step-00001234``, or the `best` ones be chosen. The ranks of
+    a `group` all read, and share the verification of checkpoints: collective over it, errors are raised on all.
 
-    Raises
-    ------
-    SettingError
-        If there is no checkpoint of that name, or both it and the best weights are asked for.
-    DataError
-        If `folder` holds no run, the run has no weights, or its files are damaged or do not belong together.
+    Raises `SettingError` if there is no checkpoint of that name, or both it and the best weights are asked for;
+    `DataError` if `folder` holds no run, the run has no weights, or its files are damaged or do not belong together.
     """
     settings = _agree(group, lambda: _read_settings(folder))
     source = find_weights(folder, checkpoint, group, best=settings.training.monitor if best else "")

@@ -31,10 +31,7 @@ if TYPE_CHECKING:
 def workload_from_settings(settings: Settings) -> Workload:
     """The workload of `settings`; of the data only a user's file is read, for its shape.
 
-    Raises
-    ------
-    HybridnnError
-        As the trainer would: the data do not exist, or an option does not fit them.
+    Raises `HybridnnError` as the trainer would: the data do not exist, or an option does not fit them.
     """
     data = settings.data.describe(settings.model.task)
     model = settings.model.make(data.features, data.outputs, data.task)
@@ -69,18 +66,10 @@ def _train_samples(data: Dataset | DatasetInfo, settings: DataSettings) -> int:
 
 
 def layout_from_settings(settings: Settings, ranks: int, model: MLP, machine: Machine | None = None) -> Layout:
-    """The layout in which `ranks` ranks would train.
+    """The layout in which `ranks` ranks would train; `SettingError` or `GridError` as the trainer would raise.
 
-    Parameters
-    ----------
-    machine : Machine, optional
-        Chooses the microbatches and the layers of the stages. Required by ``parallel.partition = "profile"``, where its
-        times stand in for the measured times of the layers. Without it all ranks are taken to be on one node.
-
-    Raises
-    ------
-    SettingError, GridError
-        As the trainer would.
+    The `machine` chooses the microbatches and the layers of the stages. ``parallel.partition = "profile"`` requires it,
+    and its times stand in for the measured times of the layers. Without it all ranks are taken to be on one node.
     """
     stages = stage_shapes(settings.parallel, ranks)
     node_ranks = ranks if machine is None else machine.node_ranks(ranks)
@@ -157,15 +146,8 @@ def _machine_of_job(grid: ProcessGrid, device: str) -> Machine | None:
 def predicted_step(settings: Settings, trainer: Trainer, train_samples: int, task: str) -> PredictedStep | None:
     """Prediction of a training step by the machine file in the working folder or the environment; collective.
 
-    Returns
-    -------
-    PredictedStep or None
-        None on ranks other than 0, without a machine file, and on a GPU, which machine files do not describe.
-
-    Raises
-    ------
-    HybridnnError
-        On every rank: the machine file cannot be used.
+    None on ranks other than 0, without a machine file, and on a GPU, which machine files do not describe. Raises
+    `HybridnnError` on every rank: the machine file cannot be used.
     """
 
     def predict_on_first_rank() -> PredictedStep | None:
@@ -206,18 +188,11 @@ def choose_parallel_settings(settings: Settings) -> Settings:
     """Choose the layout with ``parallel.auto``, and the number of stages of a method that is set alone; collective.
 
     With ``parallel.auto`` rank 0 chooses the fastest exact layout for the ranks of the job by the machine file. Keys of
-    ``[parallel]`` that are set constrain the choice, except `UNSUPPORTED`, which are refused.
+    ``[parallel]`` that are set constrain the choice, except `UNSUPPORTED`, which are refused. The result, the same on
+    every rank, has ``auto = false``.
 
-    Returns
-    -------
-    Settings
-        With ``auto = false``; the same on every rank.
-
-    Raises
-    ------
-    HybridnnError
-        On every rank: there is no machine file, no layout meets the constraints or fits the memory, or a method has
-        one stage only.
+    Raises `HybridnnError` on every rank: there is no machine file, no layout meets the constraints or fits the memory,
+    or a method has one stage only.
     """
     if not settings.parallel.auto:
         return settings.model_copy(update={"parallel": with_stages(settings.parallel, running_ranks())})

@@ -178,21 +178,11 @@ def base_type(kind: Any) -> Any:
 
 
 def require_type(name: str, value: Any, kind: Any) -> Any:
-    """Check a value by an annotation.
+    """Check a value by an annotation, and return it as it is used; `SettingError` if the type does not allow it.
 
     Types are bool, int, float, str, tuples of such types, and one of them or None, with `Range`, `OneOf` or `Checked`.
-    Values of other types are not checked.
-
-    Returns
-    -------
-    Any
-        The value as it is used: numbers and lists of NumPy as those of Python, lists as tuples, whole numbers as
-        floats, and choices as they are spelled.
-
-    Raises
-    ------
-    SettingError
-        If the type does not allow the value.
+    Values of other types are not checked. Numbers and lists of NumPy become those of Python, lists tuples, whole
+    numbers floats, and choices are as they are spelled.
     """
     base, limits = _parts(kind)
     given, allowed = plain(value), f"must be {allowed_text(kind)}"
@@ -268,12 +258,8 @@ def must_be_one_of(choices: Iterable[str]) -> str:
 def with_advice(advice: Mapping[str, str]) -> Callable[[Called], Called]:
     """Decorator of a function or of a class, whose wrong arguments are refused by a `SettingError`.
 
-    These are unknown and missing names, names that are given twice, and too many values without names.
-
-    Parameters
-    ----------
-    advice : mapping
-        What to write in place of keywords that are likely to be tried; ``"*"``: of too many values without names.
+    These are unknown and missing names, names that are given twice, and too many values without names. `advice` says
+    what to write in place of keywords that are likely to be tried, and with ``"*"`` of too many values without names.
     """
 
     def decorate(target: Called) -> Called:

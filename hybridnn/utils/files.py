@@ -226,13 +226,8 @@ def _check_values(value: Any, *, finite: bool) -> None:
 def replace_atomically(path: Path, fill: Callable[[BinaryIO], object], *, exclusive: bool = True) -> None:
     """Replace a file by a new one; a crash or a full disk leaves the old one unchanged. Raises ``OSError``.
 
-    Parameters
-    ----------
-    fill : callable
-        Writes the content into the open file that it is given.
-    exclusive : bool
-        Whether no other process or thread writes the same file at the same time. The partial file of a killed process
-        is overwritten then.
+    `fill` writes the content into the open file. If no other process or thread writes the same file at the same time,
+    it is `exclusive`, and the partial file of a killed process is overwritten.
     """
     writer = "" if exclusive else f".{socket.gethostname()}.{os.getpid()}.{threading.get_ident()}"
     partial_file = _partial_path(path, writer)

@@ -17,16 +17,8 @@ def installed(
 ) -> Iterator[tuple[str, Any]]:
     """Names and objects of the entry points of a setting; a warning for each that cannot be used.
 
-    Parameters
-    ----------
-    setting : str
-        A key of `GROUPS`.
-    what : str
-        What the objects are, for messages.
-    is_one : callable
-        Whether an object is one, with an attribute ``name``.
-    own : collection of str
-        Names that are taken.
+    The setting is a key of `GROUPS`; messages call an object `what`. One for which `is_one` is true has an attribute
+    ``name``, which must be that of the entry point and none of the `own` ones, which are taken.
     """
     for point in entry_points(group=GROUPS[setting]):
         try:

@@ -43,10 +43,7 @@ class ChildResult:
 def run_child(command: Sequence[str], seconds: float, environment: Mapping[str, str]) -> ChildResult:
     """Run a command, and kill it with all processes that it started when `seconds` have passed.
 
-    Raises
-    ------
-    OSError
-        If it cannot be started.
+    Raises `OSError` if it cannot be started.
     """
     # Files, not pipes: processes that outlive the child could keep a pipe open forever.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:

@@ -50,10 +50,7 @@ ALLOWED = {
 def setting_error(error: ValidationError, known: Sequence[str]) -> SettingError:
     """The first error of a validation, with the number of further ones.
 
-    Parameters
-    ----------
-    known : sequence of str
-        Dotted names of all sections and keys, for a suggestion.
+    `known` are the dotted names of all sections and keys, for a suggestion.
     """
     first, *others = error.errors(include_url=False)
     more = f" (and {len(others)} more)" if others else ""

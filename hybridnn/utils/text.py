@@ -50,12 +50,8 @@ def figure_text(value: float) -> str:
 def format_bytes(nbytes: float, *, binary: bool = False, decimals: int | None = None) -> str:
     """Bytes in the largest unit in which the number is at least 1: ``8 B``, ``65.5 kB``, ``23 GB``.
 
-    Parameters
-    ----------
-    binary : bool
-        Units of powers of 1024 (KiB, MiB) in place of 1000 (kB, MB).
-    decimals : int, optional
-        Fixed decimals in all units but bytes; by default three significant digits.
+    Units are powers of 1000, or, if `binary`, of 1024 (KiB, MiB). By default the number has three significant digits,
+    else so many `decimals` in all units but bytes.
     """
     factor, prefixes = (1024, ("", "Ki", "Mi", "Gi", "Ti")) if binary else (1000, ("", "k", "M", "G", "T"))
     power = 0

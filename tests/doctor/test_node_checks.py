@@ -31,12 +31,12 @@ def with_numpy(*versions: str) -> list[NamedFacts]:
     ("versions", "what"),
     [
         (["2", "1", "2", "2"], "node2: numpy 1, the other 3 have 2"),
-        (["1", "2", "1", "2", "2"], "node1 and node3: numpy 1, the other 3 have 2"),
-        (["3", "2", "1", "2"], "node1: numpy 3, node3: numpy 1, the other 2 have 2"),
-        (["1", "2"], "node1: numpy 1, node2: numpy 2 (no majority)"),
-        (["2", "1", "2", "1"], "node1 and node3: numpy 2, node2 and node4: numpy 1 (no majority)"),
-        (["2", "1", "2", "1", "3"], "node1 and node3: numpy 2, node2 and node4: numpy 1, node5: numpy 3 (no majority)"),
-        (["1"] * 5 + ["2"] * 6, "node1, node2, node3 and 2 more: numpy 1, the other 6 have 2"),
+        (["1", "2", "1", "2", "2"], "node1, node3: numpy 1, the other 3 have 2"),
+        (["3", "2", "1", "2"], "node1: numpy 3; node3: numpy 1, the other 2 have 2"),
+        (["1", "2"], "node1: numpy 1; node2: numpy 2 (no majority)"),
+        (["2", "1", "2", "1"], "node1, node3: numpy 2; node2, node4: numpy 1 (no majority)"),
+        (["2", "1", "2", "1", "3"], "node1, node3: numpy 2; node2, node4: numpy 1; node5: numpy 3 (no majority)"),
+        (["1"] * 5 + ["2"] * 6, "node1, node2, node3, node4, node5: numpy 1, the other 6 have 2"),
     ],
 )
 def test_nodes_with_another_version_are_named(versions: list[str], what: str) -> None:
@@ -68,7 +68,7 @@ def test_hardware_is_compared_per_rank_without_little_differences_of_memory() ->
     nodes = [NamedFacts("node1", replace(NODE, cores=2), 2), NamedFacts("node2", replace(NODE, cores=1), 1)]
     assert check_hardware(nodes).what == "2 nodes with Xeon, 1 core per rank, 256 GiB of memory"
     nodes[1] = replace(nodes[1], facts=replace(NODE, cores=3))
-    assert check_hardware(nodes).what == "node1: 1 core per rank, node2: 3 cores per rank (no majority)"
+    assert check_hardware(nodes).what == "node1: 1 core per rank; node2: 3 cores per rank (no majority)"
 
 
 def test_facts_of_this_node() -> None:

@@ -57,7 +57,7 @@ def findings(limit: float = 20.0) -> dict[str, Finding]:
 def test_equal_nodes(slurm: Path) -> None:
     found = findings()
     assert [finding.verdict for finding in found.values()] == ["ok", "ok", "ok"]
-    assert found["all nodes"].what == "hybridnn works on node1, node2 and node3"
+    assert found["all nodes"].what == "hybridnn works on node1, node2, node3"
     assert found["same software"].what.startswith("3 nodes with the same versions of Python, hybridnn, numpy")
 
 
@@ -68,7 +68,7 @@ def test_a_node_that_differs_and_one_without_hybridnn(slurm: Path) -> None:
     found = findings()
     assert found["all nodes"].what == "node1: ModuleNotFoundError: No module named 'hybridnn'"
     assert found["all nodes"].verdict == found["same software"].verdict == "failure"
-    assert found["same software"].what.startswith("node2: numpy 1.26.4, node3: numpy ")
+    assert found["same software"].what.startswith("node2: numpy 1.26.4; node3: numpy ")
     assert found["same software"].what.endswith(" (no majority)")
 
 
@@ -77,21 +77,21 @@ def test_a_node_that_hangs_and_those_that_send_nothing(slurm: Path, monkeypatch:
     monkeypatch.setenv("ERROR", "node3 is down")
     module(slurm, "node2", "hybridnn.py", "import time; time.sleep(3600)\n")
     (found,) = check_allocation(dict(os.environ), 1.0)
-    silent = "node1 and node3: no answer and srun ended with exit code 1: srun: error: node3 is down"
+    silent = "node1, node3: no answer and srun ended with exit code 1: srun: error: node3 is down"
     assert (found.verdict, found.what) == ("failure", f"node2: no answer within 3 s; {silent}")
 
 
 def test_python_that_is_missing(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/no/python")
     (found,) = findings().values()
-    assert found.what.startswith("node1, node2 and node3: timeout: ")
+    assert found.what.startswith("node1, node2, node3: timeout: ")
     assert "/no/python" in found.what
 
 
 def test_a_launcher_that_does_not_end_or_is_missing(slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (slurm / "srun").write_text("#!/bin/sh\nsleep 3600\n")
     (found,) = check_allocation(dict(os.environ), 0.1)
-    assert found.what == "node1, node2 and node3: no answer within 0.4 s"
+    assert found.what == "node1, node2, node3: no answer within 0.4 s"
     monkeypatch.setenv("PATH", "/nothing")
     (found,) = findings().values()
     assert (found.verdict, found.what) == ("warning", "the other nodes are not asked: srun or scontrol is not on PATH")

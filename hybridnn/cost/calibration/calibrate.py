@@ -59,21 +59,10 @@ def calibrate(
 ) -> Calibration:
     """Measure the machine in about so many seconds; collective over the grid, and the result of rank 0 counts.
 
-    Parameters
-    ----------
-    grid : ProcessGrid
-        All ranks, in any shape. With one rank only computing is measured.
-    time_step : callable
-        Times training steps on one rank; `hybridnn.runs.step_timer.TrainingTimer`.
-    report : callable
-        Called with a description of each measurement.
-    forced : bool
-        Measure on a busy machine too.
+    With one rank only computing is measured. `time_step` times training steps on one rank, as
+    `hybridnn.runs.step_timer.TrainingTimer` does, and `report` gets a description of each measurement.
 
-    Raises
-    ------
-    EnvironmentProblem
-        On every rank, before the first measurement: the machine is busy.
+    Raises `EnvironmentProblem` on every rank, before the first measurement: the machine is busy, and not `forced`.
     """
     memory = memory_bytes_per_rank(grid)
     threads = limit_blas_threads(grid.node_group).count

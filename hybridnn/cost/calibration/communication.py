@@ -291,15 +291,9 @@ def measure_reduction(group: Group) -> float:
 def measure_overlap(group: Group, seconds: float) -> tuple[float, float]:
     """All-reduce a gradient in buckets during matrix products that take about as long, as in a backward pass.
 
-    Collective over a group of two ranks or more.
-
-    Returns
-    -------
-    hidden_fraction : float
-        Fraction of the all-reduce's time that overlaps with the products.
-    compute_slowdown : float
-        Time of the products during the all-reduce relative to their time alone, at least 1. If nothing overlaps and
-        the all-reduce is slower than alone, it includes that, so that the total is right.
+    Collective over a group of two ranks or more. The results are the fraction of the all-reduce's time that overlaps
+    with the products, and the time of the products during it relative to their time alone, at least 1. If nothing
+    overlaps and the all-reduce is slower than alone, the latter includes that, so that the total is right.
     """
     trial = _OverlapTrial(group)
     trial.time(computes=True, communicates=True)  # opens connections and touches memory
@@ -321,12 +315,8 @@ def measure_overlap(group: Group, seconds: float) -> tuple[float, float]:
 def measure_overhead(grid: ProcessGrid, seconds: float) -> list[tuple[int, float]]:
     """Send messages both ways between two nodes during matrix products that take longer than the messages.
 
-    Collective over a grid on several nodes. The first ranks of the first two nodes measure, and the others sleep.
-
-    Returns
-    -------
-    list of (int, float)
-        Bytes, and seconds that a message of that size takes from each of its ranks, on every rank of the grid.
+    Collective over a grid on several nodes. The first ranks of the first two nodes measure, and the others sleep. The
+    result, on every rank, has sizes in bytes, and the seconds that such a message takes from each of its ranks.
     """
     groups = measured_groups(_nodes_of_ranks(grid))
     pair = next(group for group in groups if group.spans_nodes and len(group.members) == 2)

@@ -95,14 +95,10 @@ def fit_segments(
 
     Every division of the measured sizes into runs of at least three is tried. The division with the lowest Bayesian
     information criterion is taken (Schwarz 1978), with three parameters for each further segment, among those in which
-    no larger message is much cheaper than a smaller one. The median counts of a size that was measured several times.
-    A segment ends half way, on a logarithmic scale, between its last size and the next. A single size does not
-    determine alpha and beta: the fit meets that size.
-
-    Parameters
-    ----------
-    counts_of : callable
-        Messages and bytes on the critical path, by the bytes of an operation; by default one message.
+    no larger message is much cheaper than a smaller one. The median counts of a size that was measured several times. A
+    segment ends half way, on a logarithmic scale, between its last size and the next. A single size does not determine
+    alpha and beta: the fit meets that size. `counts_of` gives messages and bytes on the critical path, by the bytes of
+    an operation; by default one message.
     """
     by_size: defaultdict[int, list[float]] = defaultdict(list)
     for nbytes, taken in timings:
@@ -289,12 +285,9 @@ def fit_noise(networks: Sequence[Sequence[float]]) -> float:
 
     The interquartile range of a network's rounds is divided by its expectation for exponential delays of mean 1; the
     result is the trimmed mean over the networks, each with the seconds of two or more rounds. It is robust against a
-    few slow rounds and a few disturbed networks.
-
-    Notes
-    -----
-    Of n exponential delays of mean 1 the i-th smallest is expected to be 1/n + 1/(n-1) + ... + 1/(n-i+1) (Rényi 1953).
-    Quartiles are interpolated linearly between delays, and their expectations between these.
+    few slow rounds and a few disturbed networks. Of n exponential delays of mean 1 the i-th smallest is expected to be
+    1/n + 1/(n-1) + ... + 1/(n-i+1) (Rényi 1953). Quartiles are interpolated linearly between delays, and their
+    expectations between these.
     """
     found = sorted(
         _quartile_range(rounds) / (_expected_quartile_range(len(rounds)) * float(np.median(rounds)))

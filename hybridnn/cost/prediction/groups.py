@@ -77,12 +77,9 @@ def grid_places(stages: StageShapes, ranks_per_node: int) -> GridPlaces:
 
 
 def replica_groups(layout: Layout, stage: int) -> dict[Placement, int]:
-    """Ranks that share a replica, on each node of a batch group; (1, 1, …) if every rank has its own.
+    """Number of batch groups by placement, for every placement that occurs in the stage.
 
-    Returns
-    -------
-    dict
-        From every placement that occurs in the stage to its number of batch groups.
+    A placement has the ranks that share a replica on each node; (1, 1, …) if every rank has its own.
     """
     batch, model = layout.stages[stage]
     if not layout.shared_replicas:

@@ -7,23 +7,26 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, gcd, prod
 
+import numpy as np
+
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.prediction import Workload
 from hybridnn.cost.prediction.groups import Collective, Groups, replica_groups
 from hybridnn.cost.prediction.memory import largest_memory
 from hybridnn.cost.prediction.stage_costs import StageCosts, chunk_costs, of_shapes
 from hybridnn.cost.prediction.times import (
+    MessageTimes,
     ScheduleTimes,
     TimeBreakdown,
     compile_layout,
     parts_of_efficiency,
-    run,
     seconds_per_added_minibatch,
 )
 from hybridnn.parallel.shared_replica import slice_bounds
 from hybridnn.pipeline.checks.simulated_schedule import schedule_bubble, split_idle
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.partition import balance
+from hybridnn.pipeline.schedules.compiled_schedule import BARRIER, CompiledSchedule
 from hybridnn.pipeline.schedules.instructions import COMPUTATIONS, Instruction
 from hybridnn.utils.checks import require_choice
 
@@ -71,6 +74,18 @@ class _StepTimes:
     seconds_per_epoch: float
     instructions: tuple[tuple[Instruction, ...], ...]
     receiving: tuple[float, ...]
+
+
+def run(program: CompiledSchedule, costs: StageCosts) -> ScheduleTimes:
+    """Time a compiled schedule: see `CompiledSchedule.times`, with ``exposed = 1 - hidden``."""
+    durations = [costs.duration(stage, item) for stage, item in zip(program.stages, program.computations, strict=True)]
+    none = MessageTimes()
+    messages = [none if message is None else costs.message(message) for message in program.messages]
+    transfers, links = [times.transit for times in messages], [times.link for times in messages]
+    barrier = costs.barrier_seconds() if BARRIER in program.order else 0.0
+    exposed = 1.0 - costs.hidden
+    times = program.times(durations, transfers, barrier, exposed, links if any(links) else None)
+    return ScheduleTimes(program, np.array(times.starts), np.array(times.ends), exposed * np.array(transfers))
 
 
 def _time_exact(costs: StageCosts) -> _StepTimes:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from operator import add, attrgetter
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.pipeline.layout import Layout
-from hybridnn.pipeline.schedules.compiled_schedule import BARRIER, CompiledSchedule, compile_schedule
-from hybridnn.pipeline.schedules.instructions import Instruction
-from hybridnn.pipeline.schedules.schedule import Message
-from hybridnn.utils.checks import require_whole
+from hybridnn.pipeline.schedules.compiled_schedule import CompiledSchedule, compile_schedule
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,30 +34,16 @@ class TimeBreakdown:
     @property
     def parts(self) -> dict[str, float]:
         """The activities that add up to the total, by name."""
-        return {
-            "computing": self.computing,
-            "communication": self.communication,
-            "bubble": self.bubble,
-            "overhead": self.overhead,
-        }
+        return {name: getattr(self, name) for name in ("computing", "communication", "bubble", "overhead")}
 
     def __add__(self, other: TimeBreakdown) -> TimeBreakdown:
-        return TimeBreakdown(
-            self.computing + other.computing,
-            self.communication + other.communication,
-            self.bubble + other.bubble,
-            self.overhead + other.overhead,
-            self.communication_hidden + other.communication_hidden,
-        )
+        return TimeBreakdown(*map(add, _seconds(self), _seconds(other)))
 
     def __mul__(self, factor: float) -> TimeBreakdown:
-        return TimeBreakdown(
-            self.computing * factor,
-            self.communication * factor,
-            self.bubble * factor,
-            self.overhead * factor,
-            self.communication_hidden * factor,
-        )
+        return TimeBreakdown(*(seconds * factor for seconds in _seconds(self)))
+
+
+_seconds = attrgetter(*(item.name for item in fields(TimeBreakdown)))
 
 
 PARTS = ("compute", "smaller products", "overhead", "communicate", "bubble", "wait")
@@ -69,16 +53,9 @@ PARTS = ("compute", "smaller products", "overhead", "communicate", "bubble", "wa
 def parts_of_efficiency(own: Mapping[str, float], base: Mapping[str, float]) -> dict[str, float]:
     """Shares of `PARTS` in the ranks' time: compute is the parallel efficiency, the others what it lacks.
 
-    Parameters
-    ----------
-    own, base : mapping of str to float
-        Seconds of all ranks for the same work, by part but smaller products.
-
-    Returns
-    -------
-    dict of str to float
-        They add up to 1. Compute is the whole time of the base, and every other part the time beyond that of the base;
-        what takes less time than on the base, as with a larger cache, is subtracted from compute.
+    `own` and `base` are the seconds of all ranks for the same work, by part but smaller products. The shares add up to
+    1. Compute is the whole time of the base, and every other part the time beyond that of the base; what takes less
+    time than on the base, as with a larger cache, is subtracted from compute.
     """
     total = sum(own.values())
     beyond = {name: seconds - base[name] for name, seconds in own.items()}
@@ -101,14 +78,7 @@ def pipeline_of(layout: Layout) -> Layout:
 
 
 def compile_layout(layout: Layout, minibatches: int) -> CompiledSchedule:
-    """Compiled schedule of a layout; layouts that differ in their ranks and layers only have one in common.
-
-    Raises
-    ------
-    SettingError
-        If `minibatches` is not a whole number, 1 or more.
-    """
-    require_whole("minibatches", minibatches, 1)
+    """Compiled schedule of a layout; layouts that differ in their ranks and layers only have one in common."""
     return _compiled(pipeline_of(layout), minibatches)
 
 
@@ -122,23 +92,6 @@ class MessageTimes(NamedTuple):
 
     transit: float = 0.0  # from the moment at which it is sent to its arrival
     link: float = 0.0  # in which it occupies the link from its sender to its receiver: the next one waits for it
-
-
-class InstructionCosts(Protocol):
-    """Costs of the instructions of a schedule, in seconds."""
-
-    @property
-    def hidden(self) -> float:
-        """Fraction of a message's time that overlaps with the receiver's computation, from 0 to 1."""
-
-    def duration(self, stage: int, instruction: Instruction) -> float:
-        """Time of a computation."""
-
-    def message(self, message: Message) -> MessageTimes:
-        """Times of a message."""
-
-    def barrier_seconds(self) -> float:
-        """Time of a barrier, after its last stage has arrived."""
 
 
 @dataclass(frozen=True)
@@ -171,18 +124,6 @@ class ScheduleTimes:
 
     def _per_stage(self, seconds: NDArray[np.float64]) -> list[float]:
         return [float(seconds[self.program.of(stage)].sum()) for stage in range(self.program.schedule.stages)]
-
-
-def run(program: CompiledSchedule, costs: InstructionCosts) -> ScheduleTimes:
-    """Time a compiled schedule: see `CompiledSchedule.times`, with ``exposed = 1 - hidden``."""
-    durations = [costs.duration(stage, item) for stage, item in zip(program.stages, program.computations, strict=True)]
-    none = MessageTimes()
-    messages = [none if message is None else costs.message(message) for message in program.messages]
-    transfers, links = [times.transit for times in messages], [times.link for times in messages]
-    barrier = costs.barrier_seconds() if BARRIER in program.order else 0.0
-    exposed = 1.0 - costs.hidden
-    times = program.times(durations, transfers, barrier, exposed, links if any(links) else None)
-    return ScheduleTimes(program, np.array(times.starts), np.array(times.ends), exposed * np.array(transfers))
 
 
 def seconds_per_added_minibatch(short: ScheduleTimes, long: ScheduleTimes) -> float:

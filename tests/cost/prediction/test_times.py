@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hybridnn.cost.prediction.times import PARTS, MessageTimes, parts_of_efficiency, run
+from hybridnn.cost.prediction.predict import run
+from hybridnn.cost.prediction.times import PARTS, MessageTimes, parts_of_efficiency
 from hybridnn.pipeline.checks.simulated_schedule import split_idle
 from hybridnn.pipeline.schedules.compiled_schedule import BARRIER, compile_schedule
 from hybridnn.pipeline.schedules.instructions import (
