@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.blocks import offsets_of, pieces, row_layout
-from hybridnn.comm.mpi import CHILD, import_mpi, kept, ranks_within, require_buffer, split
+from hybridnn.comm.mpi import CHILD, import_mpi, ranks_within, require_buffer
 from hybridnn.comm.recorder import Call, CallRecord, CollectiveProgress, Recorder, bytes_sent_by_rank
 from hybridnn.comm.transport import REDUCTIONS, Transport, copy_rows
 from hybridnn.errors import GridError
@@ -170,7 +170,9 @@ class Group:
         if part is None:
             comm, members = None, [self.members[self.rank]]
             if self.size > 1:
-                comm = kept(self.comm, (axis, key), lambda: split(self.comm, color, self.rank))
+                from hybridnn.comm.kept import kept_split  # one rank splits nothing
+
+                comm = kept_split(self.comm, (axis, key), color, self.rank)
             if comm is not None:
                 members = [self.members[rank] for rank in ranks_within(comm, self.comm)]
             part = self._parts[axis, key] = Group(comm, axis, self.recorder, self._limit, members)
@@ -184,7 +186,11 @@ class Group:
 
         For calls that every rank begins at its own time, which must not meet those of another use.
         """
-        reserved: set[int] = set() if self.size == 1 else kept(self.comm, axis, set)
+        reserved: set[int] = set()
+        if self.size > 1:
+            from hybridnn.comm.kept import kept
+
+            reserved = kept(self.comm, axis, set)
         number = next(number for number in count() if number not in reserved)
         reserved.add(number)
         return self.split(0, axis, number), partial(reserved.discard, number)

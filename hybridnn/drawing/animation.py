@@ -25,6 +25,7 @@ from hybridnn.drawing.drawing import (
     readable_duration,
     version_text,
 )
+from hybridnn.pipeline.schedules.compiled_schedule import MessageFlow
 from hybridnn.pipeline.schedules.instructions import Barrier, Forward, Recompute, Update
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.pipeline.schedules.program import activation_lifetimes, input_lifetimes, plan_memory
@@ -119,15 +120,16 @@ class _Story:
 
     def messages(self) -> tuple[SentMessage, ...]:
         """Messages that are sent and used, by the time at which they are sent."""
+        flow = MessageFlow(self.schedule)
         sent = {
             message: (item.start, item.end)
             for stage, items in enumerate(self.timeline.stages)
             for item in items
-            if (message := self.schedule.flow.carried(stage, item.instruction)) is not None
+            if (message := flow.carried(stage, item.instruction)) is not None
         }
         found = []
         for stage, items in enumerate(self.timeline.stages):
-            _, needed = self.schedule.flow.of_stage(stage)
+            _, needed = flow.of_stage(stage)
             for use in items:
                 item = use.instruction
                 channel = needed.get((type(item), item.chunk))

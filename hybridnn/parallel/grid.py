@@ -17,19 +17,8 @@ from math import prod
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from hybridnn.comm.group import MESSAGE_LIMIT, Group
-from hybridnn.comm.mpi import (
-    detect_launch,
-    free_unused,
-    import_mpi,
-    is_child,
-    kept,
-    ranks_within,
-    require_communicator,
-    split,
-)
+from hybridnn.comm.mpi import detect_launch, import_mpi, is_child, ranks_within, require_communicator
 from hybridnn.comm.recorder import Recorder
 from hybridnn.errors import GridError, SettingError
 from hybridnn.utils.checks import require_number, require_whole, with_advice
@@ -126,9 +115,12 @@ class ProcessGrid:
         arguments = {"pipeline": pipeline, "batch": batch, "model": model, "stages": stages}
         _require_equal(all_ranks_group(comm, stall_seconds), arguments | {"message_limit": message_limit})
         self.comm: Any = comm if comm is not None else import_mpi().COMM_WORLD
-        size = self.comm.Get_size()
+        size, self.lock = self.comm.Get_size(), RLock()
         if size > 1:
+            from hybridnn.comm.kept import free_unused, kept  # one rank has no communicators
+
             free_unused(self.comm)
+            self.lock = kept(self.comm, "lock", RLock)  # grids share communicators
         message_limit = require_whole("message_limit", message_limit, 1)
         if not isinstance(recorder, Recorder | None):
             raise SettingError("recorder", recorder, "must be a Recorder")
@@ -140,7 +132,6 @@ class ProcessGrid:
         self.pipeline = len(self.stages)
         self._first_of_stage = [0, *accumulate(map(prod, self.stages))]
         self.recorder = recorder if recorder is not None else Recorder()
-        self.lock = RLock() if size == 1 else kept(self.comm, "lock", RLock)  # grids share communicators
         self.trainers = 0
         self._make_groups(*self._place(), message_limit)
         self.stall_watchdog: StallWatchdog | None = None
@@ -152,14 +143,14 @@ class ProcessGrid:
 
     def _place(self) -> tuple[int, int]:
         """Find nodes and this rank's coordinates; return its position and its node. Collective."""
-        nodes = kept(self.comm, "nodes", lambda: _node_of_every_rank(self.comm)) if self.comm.Get_size() > 1 else [0]
-        self.nodes, self.node_ranks = len(set(nodes)), max(Counter(nodes).values())
-        rank = self.comm.Get_rank()
+        rank, nodes = self.comm.Get_rank(), [0]
         position = rank
-        if self.nodes > 1:
-            from hybridnn.parallel.nodes import place_ranks
+        if self.comm.Get_size() > 1:
+            from hybridnn.parallel.nodes import nodes_of_ranks, place_ranks
 
+            nodes = nodes_of_ranks(self.comm)
             position = place_ranks(nodes, max(model for _, model in self.stages)).index(rank)
+        self.nodes, self.node_ranks = len(set(nodes)), max(Counter(nodes).values())
         self.pipeline_rank = bisect_right(self._first_of_stage, position) - 1
         self.batch, self.model = self.stages[self.pipeline_rank]
         self.shape = self.pipeline, self.batch, self.model
@@ -172,7 +163,9 @@ class ProcessGrid:
         def group(axis: str, color: int, longest: int) -> Group:
             comm, members = None, [position]
             if longest > 1:
-                comm = kept(self.comm, (axis, self.stages), lambda: split(self.comm, color, position))
+                from hybridnn.comm.kept import kept_split
+
+                comm = kept_split(self.comm, (axis, self.stages), color, position)
             if comm is not None:
                 members = ranks_within(comm, comm if axis == "world" else self.world.comm)
             return Group(comm, axis, self.recorder, message_limit, members)
@@ -251,18 +244,6 @@ def _require_equal(group: Group, arguments: dict[str, Any]) -> None:
     if unequal:
         texts = "; ".join(difference.text for difference in unequal)
         raise GridError(f"process grid: {texts}; it must be the same on every rank")
-
-
-def _node_of_every_rank(comm: MPI.Intracomm) -> list[int]:
-    """Node of every rank, identified by its lowest rank."""
-    mpi: Any = import_mpi()
-    lowest = np.array([comm.Get_rank()], np.int64)
-    node_comm = comm.Split_type(mpi.COMM_TYPE_SHARED)
-    node_comm.Allreduce(mpi.IN_PLACE, lowest, mpi.MIN)
-    node_comm.Free()
-    nodes = np.empty(comm.Get_size(), np.int64)
-    comm.Allgather(lowest, nodes)
-    return nodes.tolist()
 
 
 def fitting_grids(ranks: int, pipeline: int = 1) -> list[tuple[int, int]]:

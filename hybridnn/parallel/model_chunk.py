@@ -10,7 +10,6 @@ same interface, documented at `PrivateReplica`, whose methods are collective ove
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -30,14 +29,6 @@ if TYPE_CHECKING:
     from hybridnn.parallel.shared_replica import SharedReplica, Sharing
 
 
-@dataclass(frozen=True)
-class ReplicaConfig:
-    """Replication of a stage over its batch group."""
-
-    sharing: Sharing | None = None  # the ranks of the node that share a replica; None for private replicas
-    arrays: int = 1  # arrays of a shared replica: versions of the weights, and slots of the optimizer
-
-
 class ModelChunk:
     """Layers, parameters and gradients of this rank.
 
@@ -45,6 +36,10 @@ class ModelChunk:
     ----------
     grid : ProcessGrid
         The layers are split over its model group, the gradients summed over its batch group.
+    sharing : Sharing, optional
+        The ranks of the node that share a replica; by default it is private.
+    arrays : int
+        Arrays of a shared replica: versions of the weights, and slots of the optimizer.
 
     Attributes
     ----------
@@ -65,7 +60,8 @@ class ModelChunk:
         dtype: DTypeLike,
         overlap: bool,
         kernels: Kernels = NUMPY,
-        config: ReplicaConfig = ReplicaConfig(),
+        sharing: Sharing | None = None,
+        arrays: int = 1,
     ) -> None:
         self.kernels, group = kernels, grid.model_group
         self.shards = split_layers(layers, split, group.size, group.rank)
@@ -73,12 +69,12 @@ class ModelChunk:
         self._dense = [parallel_dense(shard, group, overlap, kernels) for shard in self.shards]
         self.layout = ParameterLayout(self.shards)
         self.replica: PrivateReplica | SharedReplica
-        if config.sharing is None:
+        if sharing is None:
             self.replica = PrivateReplica(grid.batch_group, self.layout.ends, dtype, overlap, kernels)
         else:
             from hybridnn.parallel.shared_replica import SharedReplica  # one process needs none
 
-            self.replica = SharedReplica(config.sharing, self.layout.size, dtype, config.arrays)
+            self.replica = SharedReplica(sharing, self.layout.size, dtype, arrays)
         self._gradients = self.layout.views(self.replica.gradient)
         self.weights: NDArray[Any] = self.replica.new_array()
         self.loss: NDArray[Any] = self.replica.loss

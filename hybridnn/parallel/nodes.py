@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.group import Group
-from hybridnn.comm.mpi import import_mpi, kept
+from hybridnn.comm.kept import kept
+from hybridnn.comm.mpi import import_mpi
 from hybridnn.errors import EnvironmentProblem
 
 SHARED_MEMORY = "/dev/shm"  # folder in which MPI libraries create windows on Linux
@@ -148,6 +149,22 @@ def free_shared_memory() -> float:
 
 
 # -- positions of ranks ------------------------------------------------------------------------------------------------
+
+
+def nodes_of_ranks(comm: Any) -> list[int]:
+    """Node of every rank of `comm`, identified by its lowest rank; collective."""
+
+    def find() -> list[int]:
+        mpi: Any = import_mpi()
+        lowest = np.array([comm.Get_rank()], np.int64)
+        node_comm = comm.Split_type(mpi.COMM_TYPE_SHARED)
+        node_comm.Allreduce(mpi.IN_PLACE, lowest, mpi.MIN)
+        node_comm.Free()
+        nodes = np.empty(comm.Get_size(), np.int64)
+        comm.Allgather(lowest, nodes)
+        return list(map(int, nodes))
+
+    return kept(comm, "nodes", find)
 
 
 def place_ranks(nodes: Sequence[int], model: int) -> list[int]:

@@ -14,7 +14,7 @@ from hybridnn.comm.agreement import agree
 from hybridnn.comm.blocks import block_slice
 from hybridnn.data import ArrayRows, Rows, as_rows
 from hybridnn.data.rows import as_array, constant_targets, require_finite
-from hybridnn.errors import DataError, SettingError
+from hybridnn.errors import DataError
 from hybridnn.nn.kernels import HostArray
 from hybridnn.nn.mlp import MLP
 from hybridnn.parallel.grid import ProcessGrid
@@ -22,8 +22,6 @@ from hybridnn.utils.text import counted
 
 LARGE_INPUT = 1e3
 """Inputs beyond this size are taken for columns that nobody has standardized."""
-
-LABELS_READ = 2**20  # labels that are read at a time
 
 REGRESSION = 'for a regression give y.astype(float), or MLP loss="mse"'
 
@@ -220,21 +218,6 @@ def without_r2(part: str, task: str, samples: int) -> str:
     if task != "regression" or samples != 1:
         return ""
     return f"the {part} data are a single sample, of which there is no R²: it chooses no epoch and ends no training"
-
-
-def balanced_weights(grid: ProcessGrid, split: DataSplit, classes: int, dtype: DTypeLike) -> NDArray[Any]:
-    """Samples / (classes that occur * samples of the class), shape (classes,), by rank 0's labels; collective."""
-    if split.task != "classification":
-        raise SettingError("training.class_weight", "balanced", "needs classes, and this is a regression")
-    counts = np.zeros(classes, np.int64)
-    if grid.rank == 0 and split.rows is not None:
-        for start in range(0, split.samples, LABELS_READ):
-            labels = np.empty(min(LABELS_READ, split.samples - start), np.int64)
-            split.rows.take(np.arange(start, start + len(labels)), None, labels)
-            counts += np.bincount(labels, minlength=classes)
-    grid.world.broadcast(counts)
-    weights = np.divide(split.samples / np.count_nonzero(counts), counts, out=np.zeros(classes), where=counts > 0)
-    return weights.astype(dtype)
 
 
 def doubts(rows: Rows, test: DataSplit | None, *, is_first: bool) -> Iterator[str]:

@@ -16,13 +16,13 @@ from hybridnn.comm.agreement import agree
 from hybridnn.comm.blocks import block_slice
 from hybridnn.data.rows import dense
 from hybridnn.errors import NonFiniteLossError
-from hybridnn.nn.kernels import NUMPY, Array, HostArray, Kernels, weighted_cross_entropy
+from hybridnn.nn.kernels import NUMPY, Array, HostArray, Kernels
 from hybridnn.nn.mlp import resolve_loss
 from hybridnn.nn.parameters import parameter_name
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.parallel.model_chunk import ModelChunk, ReplicaConfig
+from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.parallel.workspace import StageArrays
-from hybridnn.pipeline.execution.chunk_runtime import ChunkRuntime, MemoryBreakdown, WeightStore, make_runtime
+from hybridnn.pipeline.execution.chunk_runtime import ChunkRuntime, MemoryBreakdown, WeightStore
 from hybridnn.pipeline.execution.executor import Executor, Minibatch, NoteWeights
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS, Method
@@ -64,14 +64,14 @@ class Engine:
         if grid.pipeline > 1:
             _lint(layout, METHODS[layout.method])
         plans = [plan_chunk(schedules, grid.pipeline_rank, index) for index in range(layout.chunks)]
-        replica = ReplicaConfig(sharing, plans[0].weight_versions + len(config.optimizer.slot_names))
+        arrays = plans[0].weight_versions + len(config.optimizer.slot_names)
         self.chunks = [
-            ModelChunk(layers, grid, layout.model_split, self.dtype, layout.overlap, kernels, replica)
+            ModelChunk(layers, grid, layout.model_split, self.dtype, layout.overlap, kernels, sharing, arrays)
             for layers in layout.layers_of(config.model, grid.pipeline_rank)
         ]
         self.states = [chunk.replica.new_state(config.optimizer, chunk.weights) for chunk in self.chunks]
         self._norms = [kernels.zeros((1,), np.float64) for _ in self.chunks]
-        self.class_weights: Array | None = None  # shape (outputs,), factors of the training loss
+        self.weighted_cross_entropy: Callable[..., None] | None = None  # of trainings with class weights
         self._fetch = make_fetch(grid, config.distribution)
         self._note_update: Callable[[Minibatch], None] | None = None
         self._task = ""
@@ -341,11 +341,9 @@ class Engine:
 
         def loss(arrays: StageArrays, size: int, total: HostArray) -> None:
             outputs, targets, gradient, scale = arrays.outputs, arrays.targets, arrays.output_gradient, 1.0 / size
-            if weighted and self.class_weights is not None:
-                columns, weights = arrays.columns, self.class_weights
-                weighted_cross_entropy(outputs, targets, columns, weights, scale, gradient, total)
-            elif classifies:
-                kernels.cross_entropy(outputs, targets, arrays.columns, scale, gradient, total)
+            if classifies:
+                cross_entropy = (weighted and self.weighted_cross_entropy) or kernels.cross_entropy
+                cross_entropy(outputs, targets, arrays.columns, scale, gradient, total)
             else:
                 kernels.mean_squared_error(outputs, targets.T, scale, gradient, total)
 
@@ -435,7 +433,7 @@ class Executors:
         self.runtimes = []  # frees the smaller ones
         engine, config = self._engine, self._engine.config
         self.runtimes = [
-            make_runtime(
+            ChunkRuntime(
                 plan,
                 engine.grid,
                 chunk,
@@ -474,7 +472,7 @@ class Executors:
         """The runtimes, with workspace for the targets of a task."""
         if task is not None:
             for runtime in self.runtimes:
-                runtime.expect_targets(labels=task == "classification")
+                runtime.workspace.expect_targets(labels=task == "classification")
         return self.runtimes
 
 

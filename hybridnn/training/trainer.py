@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from math import ceil, nan
 from numbers import Real
 from types import MappingProxyType
@@ -24,7 +25,6 @@ from hybridnn.pipeline.execution.executor import Minibatch
 from hybridnn.training.config import ADVICE, OPTIONS, DeviceOptions, TrainConfig, TrainOptions, show_options
 from hybridnn.training.data_split import (
     DataSplit,
-    balanced_weights,
     doubts,
     epoch_order,
     minibatches,
@@ -241,7 +241,10 @@ class Trainer(TrainedNetwork):
             for doubt in doubts(train.rows, test, is_first=self.step == 0):
                 warn_caller(doubt)
         if self.class_weight is not None:
-            self.engine.class_weights = balanced_weights(self.grid, train, self.model.sizes[-1], self.engine.dtype)
+            from hybridnn.training.class_weights import balanced_weights, weighted_cross_entropy
+
+            weights = balanced_weights(self.grid, train, self.model.sizes[-1], self.engine.dtype)
+            self.engine.weighted_cross_entropy = partial(weighted_cross_entropy, weights)
         per_epoch = self._steps_per_epoch(train)
         self.last_epoch = self.progress.epoch + epochs - 1
         self.last_step = self.step - self.progress.minibatches + epochs * per_epoch

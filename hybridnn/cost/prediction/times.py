@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.pipeline.layout import Layout
-from hybridnn.pipeline.schedules.compiled_schedule import BARRIER, CompiledSchedule, compile_schedule
+from hybridnn.pipeline.schedules.compiled_schedule import BARRIER, CompiledSchedule, Message, compile_schedule
 from hybridnn.pipeline.schedules.instructions import Instruction
-from hybridnn.pipeline.schedules.schedule import Message
 from hybridnn.utils.checks import require_whole
 
 

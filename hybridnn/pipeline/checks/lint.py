@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import chain, pairwise, product
 from typing import NamedTuple
 
-from hybridnn.pipeline.schedules.compiled_schedule import BARRIER, NO_NEED, advance
+from hybridnn.pipeline.schedules.compiled_schedule import BARRIER, NO_NEED, Message, MessageFlow, advance
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
     QUEUES,
@@ -36,7 +36,7 @@ from hybridnn.pipeline.schedules.instructions import (
     WeightGradient,
 )
 from hybridnn.pipeline.schedules.program import plan_memory
-from hybridnn.pipeline.schedules.schedule import Message, Schedule, ScheduleError
+from hybridnn.pipeline.schedules.schedule import Schedule, ScheduleError
 from hybridnn.pipeline.schedules.weight_policies import WeightRead
 
 Key = tuple[type[Instruction], int, int, int]
@@ -306,7 +306,8 @@ def check_messages(schedule: Schedule) -> None:
         With a message that is received out of order, or the stages that wait for each other in a cycle, or for a stage
         whose list has ended.
     """
-    waits = [_waits(schedule, stage) for stage in range(schedule.stages)]
+    flow = MessageFlow(schedule)
+    waits = [_waits(schedule, flow, stage) for stage in range(schedule.stages)]
     _check_order_of_messages(schedule, waits)
     stopped = _stopped(waits)
     if not stopped:
@@ -321,10 +322,10 @@ def check_messages(schedule: Schedule) -> None:
     raise schedule.error(path[0], stopped[path[0]].position, reason + has_ended)
 
 
-def _waits(schedule: Schedule, stage: int) -> list[_Wait]:
+def _waits(schedule: Schedule, flow: MessageFlow, stage: int) -> list[_Wait]:
     waits: list[_Wait] = []
     for position, instruction in enumerate(schedule.orders[stage]):
-        message = schedule.flow.carried(stage, instruction)
+        message = flow.carried(stage, instruction)
         if message is not None:
             waits.append(_Wait(position, message, isinstance(instruction, (SendActivations, SendGradients))))
         elif isinstance(instruction, Barrier):

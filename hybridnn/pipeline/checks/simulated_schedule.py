@@ -153,7 +153,7 @@ def _timed(program: CompiledSchedule, times: Times, stage: int, message_seconds:
     barriers = iter(times.barriers)
     now = 0.0
     for instruction in schedule.orders[stage]:
-        message = schedule.flow.carried(stage, instruction)
+        message = program.flow.carried(stage, instruction)
         if message is not None:
             yield TimedInstruction(instruction, made[message], made[message] + message_seconds, None)
             continue

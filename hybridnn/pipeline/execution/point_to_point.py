@@ -239,7 +239,7 @@ Channels = tuple[Receiver | None, Receiver | None, Sender | None, Sender | None]
 def make_channels(
     plan: ChunkPlan, grid: ProcessGrid, chunk: ModelChunk, capacity: int, *, synchronous: bool
 ) -> Channels:
-    """The channels of a chunk; parameters as for `hybridnn.pipeline.execution.chunk_runtime.make_runtime`."""
+    """The channels of a chunk; parameters as for `hybridnn.pipeline.execution.chunk_runtime.ChunkRuntime`."""
     role, depths, kernels, dtype = plan.role, plan.depths, chunk.kernels, chunk.weights.dtype
     own_position = StagePosition(grid.pipeline_rank, grid.batch_rank, grid.model_rank)
     first, last = chunk.shards[0].layer, chunk.shards[-1].layer

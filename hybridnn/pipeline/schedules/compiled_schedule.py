@@ -21,6 +21,8 @@ from hybridnn.pipeline.schedules.instructions import (
     COMPUTATIONS,
     Backward,
     Barrier,
+    Forward,
+    InputGradient,
     Instruction,
     Load,
     ReceiveActivations,
@@ -30,7 +32,7 @@ from hybridnn.pipeline.schedules.instructions import (
     SendGradients,
     Update,
 )
-from hybridnn.pipeline.schedules.schedule import Message, Schedule, ScheduleError
+from hybridnn.pipeline.schedules.schedule import Schedule, ScheduleError
 
 BARRIER = -1
 """Marks a barrier of all stages in a list of steps; smaller numbers mark further ones, which differ from each other."""
@@ -38,6 +40,70 @@ BARRIER = -1
 NO_NEED = -1  # marks a step that needs no other one
 
 COMPUTING = frozenset(COMPUTATIONS)
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+class Channel(NamedTuple):
+    """Path of one kind of messages, from stage `sender` to stage `receiver`."""
+
+    sender: int
+    receiver: int
+    gradients: bool  # gradients of a backward pass, not activations of a forward pass
+    chunk: int  # chunk of the receiver
+
+
+Message = tuple[Channel, int, int]
+"""Channel, minibatch and microbatch; messages sort, so that both ends can agree on an order."""
+
+Channels = dict[tuple[type[Instruction], int], Channel]  # of a stage, from kind and chunk of an instruction
+
+
+class MessageFlow:
+    """The messages of a schedule, those between two chunks of one rank included."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        stages = range(schedule.stages)
+        self._made: list[Channels] = [{} for _ in stages]
+        self._needed: list[Channels] = [{} for _ in stages]
+        self._carried: list[Channels] = [{} for _ in stages]
+        for stage in stages:
+            for chunk in range(schedule.chunks):
+                if not schedule.is_last(stage, chunk):
+                    receiver, receiver_chunk = schedule.after(stage, chunk)
+                    channel = Channel(stage, receiver, False, receiver_chunk)
+                    self._add(channel, chunk, (Forward,), SendActivations, ReceiveActivations)
+                if not schedule.is_first(stage, chunk):
+                    receiver, receiver_chunk = schedule.before(stage, chunk)
+                    channel = Channel(stage, receiver, True, receiver_chunk)
+                    self._add(channel, chunk, (Backward, InputGradient), SendGradients, ReceiveGradients)
+
+    def _add(
+        self,
+        channel: Channel,
+        sender_chunk: int,
+        computations: tuple[type[Instruction], ...],
+        send: type[Instruction],
+        receive: type[Instruction],
+    ) -> None:
+        for computation in computations:
+            self._made[channel.sender][computation, sender_chunk] = channel
+            self._needed[channel.receiver][computation, channel.chunk] = channel
+        self._carried[channel.sender][send, sender_chunk] = channel
+        self._carried[channel.receiver][receive, channel.chunk] = channel
+
+    def of_stage(self, stage: int) -> tuple[Channels, Channels]:
+        """Channels of the messages whose content a stage's computations produce, and of those that they consume."""
+        return self._made[stage], self._needed[stage]
+
+    def carried(self, stage: int, instruction: Instruction) -> Message | None:
+        """The message that a send sends or a receive receives."""
+        channel = self._carried[stage].get((type(instruction), instruction.chunk))
+        return None if channel is None else (channel, instruction.minibatch, instruction.microbatch)
+
+
+# -- order and times ---------------------------------------------------------------------------------------------------
 
 
 def advance(lists: Sequence[Sequence[int]], needs: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -102,6 +168,7 @@ class CompiledSchedule:
     """The computations of a schedule, numbered, and an order in which they can run."""
 
     schedule: Schedule
+    flow: MessageFlow
     computations: tuple[Instruction, ...]  # those of stage 0 in the order of its list, then those of stage 1, and so on
     stages: tuple[int, ...]  # stage of each computation
     offsets: tuple[int, ...]  # index of each stage's first computation, and the number of all
@@ -182,8 +249,9 @@ def compile_schedule(schedule: Schedule) -> CompiledSchedule:
     offsets = tuple(accumulate(map(len, computations), initial=0))
     makers: dict[Message, int] = {}
     messages: list[Message | None] = []
+    flow = MessageFlow(schedule)
     for stage, items in enumerate(computations):
-        made, needed = schedule.flow.of_stage(stage)
+        made, needed = flow.of_stage(stage)
         for index, computation in enumerate(items, offsets[stage]):
             kind = type(computation), computation.chunk
             channel = made.get(kind)
@@ -201,6 +269,7 @@ def compile_schedule(schedule: Schedule) -> CompiledSchedule:
             raise _blocked(schedule, stage, done)
     return CompiledSchedule(
         schedule,
+        flow,
         tuple(chain.from_iterable(computations)),
         tuple(stage for stage, items in enumerate(computations) for _ in items),
         offsets,
