@@ -225,16 +225,13 @@ class ModelChunk:
             arrays[parameter_name(shard.layer, "bias")] = _summed(self._group, bias)
         return arrays
 
-    def initialize(self, seed: int) -> None:
-        """Draw the initial weights, on the host."""
+    def load(self, weights: Mapping[str, NDArray[Any]] | None, seed: int = 0) -> None:
+        """Copy this rank's blocks of global arrays to the weights; None: draw the initial weights, on the host."""
         host = self.kernels.to_host(self.weights)
-        self.layout.initialize(host, seed)
-        self.kernels.put(host, self.weights)
-
-    def load(self, weights: Mapping[str, NDArray[Any]]) -> None:
-        """Copy this rank's blocks of global arrays to the weights."""
-        host = self.kernels.to_host(self.weights)
-        self.layout.load(host, weights)
+        if weights is None:
+            self.layout.initialize(host, seed)
+        else:
+            self.layout.load(host, weights)
         self.kernels.put(host, self.weights)
 
 

@@ -109,21 +109,6 @@ def make_split(
     return DataSplit(rows if has_data else None, samples, "classification" if classification else "regression")
 
 
-def has_validation(grid: ProcessGrid, distribution: str, given: bool) -> bool:
-    """Whether there is a test split, by rank 0 if it scatters the minibatches; collective.
-
-    Otherwise `DataError` is raised on every rank if only some have validation samples.
-    """
-    flag = np.array([given], np.int64)
-    if distribution != "local":
-        grid.world.broadcast(flag)
-    elif grid.size > 1:
-        from hybridnn.training.rank_comparison import require_same_data
-
-        require_same_data(grid.world, "validation data", lambda: {"samples": "some" if given else "none"})
-    return bool(flag[0])
-
-
 def as_samples(x: Any, features: int, dtype: DTypeLike) -> NDArray[Any]:
     """Convert `x` to an array of real numbers, finite in `dtype`, shape (samples, features), or raise `DataError`."""
     samples = as_array(x, "x")

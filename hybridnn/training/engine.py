@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import lru_cache, partial
 from math import ceil, isfinite, sqrt
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -74,7 +73,7 @@ class Engine:
         self.weighted_cross_entropy: Callable[..., None] | None = None  # of trainings with class weights
         self._fetch = make_fetch(grid, config.distribution)
         self._note_update: Callable[[Minibatch], None] | None = None
-        self._task = ""
+        self.task = ""  # of the last training
         self.is_updating = False  # whether weights or optimizer state are being changed
         self.training = self.forward = Executors(self, plans)
 
@@ -127,7 +126,7 @@ class Engine:
 
     def _begin(self, task: str, minibatches: Sequence[Minibatch]) -> Executor:
         """The executor for these minibatches, begun: an exact method repeats the program of one."""
-        self._task = task
+        self.task = task
         self.reserve(task, training=max(minibatch.size for minibatch in minibatches))
         executor = self.training.executor(task, 1 if self.layout.exact else len(minibatches), trains=True)
         executor.begin(minibatches)
@@ -160,11 +159,6 @@ class Engine:
         """Call `note_weights` before passes of trainings from now on, and `note_update` before updates."""
         self._note_update = note_update
         self.training.observe(note_weights)
-
-    def exact_executor(self) -> Executor:
-        """An executor of one minibatch by an exact schedule, in the workspaces and for the task of the training."""
-        layout = self.layout if self.layout.exact else replace(self.layout, method="1f1b")
-        return self.training.new_executor(layout.schedule, self._task, 1)
 
     @contextmanager
     def other_weights(self, weights: Sequence[Array] | None) -> Iterator[None]:
@@ -245,15 +239,10 @@ class Engine:
                 arrays[name] = array
         return arrays
 
-    def initialize(self) -> None:
-        """Draw the initial weights."""
+    def load(self, weights: Mapping[str, HostArray] | None = None) -> None:
+        """Copy this rank's shards of the global arrays `weights`, by default the initial weights."""
         for chunk in self.chunks:
-            chunk.replica.fill(partial(chunk.initialize, self.config.seed))
-
-    def load(self, weights: Mapping[str, HostArray]) -> None:
-        """Copy this rank's shards of the global arrays `weights`."""
-        for chunk in self.chunks:
-            chunk.replica.fill(partial(chunk.load, weights))
+            chunk.replica.fill(partial(chunk.load, weights, self.config.seed))
 
     # -- forward passes ----------------------------------------------------------------------------------------------
 
@@ -312,7 +301,7 @@ class Engine:
         if not growing:
             return
         if self.training in growing:
-            held, samples = self._memory_held, growing[self.training] * microbatches
+            held, samples = self.memory_held, growing[self.training] * microbatches
             unwritten = 0 if self.updates else held.optimizer_bytes + sum(chunk.replica.nbytes for chunk in self.chunks)
             sizes = {"held": held.total, "more": copies, "unwritten": unwritten}
             labels = task == "classification"
@@ -382,12 +371,8 @@ class Engine:
         return MemoryBreakdown.of_rank(self.chunks, self.states, self.training.runtimes_for(task))
 
     @property
-    def memory_bytes(self) -> int:
+    def memory_held(self) -> MemoryBreakdown:
         """Bytes allocated on this rank so far."""
-        return self._memory_held.total
-
-    @property
-    def _memory_held(self) -> MemoryBreakdown:
         runtimes = [runtime for executors in {self.training, self.forward} for runtime in executors.runtimes]
         return MemoryBreakdown.of_rank(self.chunks, self.states, runtimes)
 

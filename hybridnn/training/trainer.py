@@ -30,7 +30,7 @@ from hybridnn.training.data_split import (
     minibatches,
 )
 from hybridnn.training.device import TrainingDevice, resolve_device
-from hybridnn.training.epoch import EpochResult, Event, train_epochs
+from hybridnn.training.epoch import EpochResult, EpochSteps, Event
 from hybridnn.training.layout_choice import choose_layout
 from hybridnn.training.records import (
     EpochRecord,
@@ -145,7 +145,7 @@ class Trainer(TrainedNetwork):
         self.layout = engine.layout
         super().__init__(config, grid, engine)
         if initial_weights is None:
-            self.engine.initialize()
+            self.engine.load()
         else:
             self.load_weights(initial_weights)
 
@@ -317,7 +317,8 @@ class Trainer(TrainedNetwork):
 
         # A diverging loss raises `NonFiniteLossError` in the step.
         with np.errstate(over="ignore", invalid="ignore"):
-            stops = train_epochs(self.engine, train, loaded, self._state, take, test, pauses=bool(pausing))
+            steps = EpochSteps(self.engine, loaded, self._state, take, test)
+            stops = steps.train(train, pauses=bool(pausing))
         if stops:
             return True
         rate = self.history.epochs[-1].learning_rate

@@ -87,14 +87,9 @@ class ChunkRuntime:
     def begin(
         self, messages: Callable[[type[Instruction], int], Iterable[ExpectedMessage]], rates: Sequence[float]
     ) -> None:
-        """Prepare for a run of a schedule.
+        """Prepare for a run of a schedule with these learning rates of the updates, and start the first receives.
 
-        Parameters
-        ----------
-        messages : callable
-            Returns the messages of a kind of instruction and a chunk, in order.
-        rates : sequence of float
-            Learning rates of the updates.
+        `messages` returns the messages of a kind of instruction and a chunk, in order.
         """
         self.weights.begin(rates)
         if self.input_receiver is not None:

@@ -62,7 +62,6 @@ class StageProgram:
         self.loop: Loop | None = None  # what `walk` repeats for more minibatches than the schedule has
         self.order = order = schedule.orders[stage]
         self.memory: MemoryPlan = plan_memory(schedule, stage)
-        first_weight: dict[tuple[int, int], int] = {}
         first_backward: dict[tuple[int, int], int] = {}
         accumulating: list[int] = []
         completing: dict[tuple[int, int], int] = {}
@@ -72,7 +71,7 @@ class StageProgram:
             if isinstance(item, Backward | InputGradient):
                 first_backward.setdefault(minibatch_and_chunk, position)
             if isinstance(item, Backward | WeightGradient):
-                if first_weight.setdefault(minibatch_and_chunk, position) != position:
+                if minibatch_and_chunk in completing:
                     accumulating.append(position)
                 completing[minibatch_and_chunk] = position
             elif isinstance(item, ReduceGradients):
