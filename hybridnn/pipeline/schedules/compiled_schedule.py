@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, count, groupby, islice
+from itertools import accumulate, chain, count, groupby, islice, product
 from typing import NamedTuple
 
 from hybridnn.pipeline.schedules.instructions import (
@@ -24,6 +24,7 @@ from hybridnn.pipeline.schedules.instructions import (
     Forward,
     InputGradient,
     Instruction,
+    Kinds,
     Load,
     ReceiveActivations,
     ReceiveGradients,
@@ -59,37 +60,28 @@ Message = tuple[Channel, int, int]
 
 Channels = dict[tuple[type[Instruction], int], Channel]  # of a stage, from kind and chunk of an instruction
 
+SEND_AND_RECEIVE = ((SendActivations, ReceiveActivations), (SendGradients, ReceiveGradients))
+
 
 class MessageFlow:
     """The messages of a schedule, those between two chunks of one rank included."""
 
     def __init__(self, schedule: Schedule) -> None:
-        stages = range(schedule.stages)
-        self._made: list[Channels] = [{} for _ in stages]
-        self._needed: list[Channels] = [{} for _ in stages]
-        self._carried: list[Channels] = [{} for _ in stages]
-        for stage in stages:
-            for chunk in range(schedule.chunks):
-                if not schedule.is_last(stage, chunk):
-                    receiver, receiver_chunk = schedule.after(stage, chunk)
-                    channel = Channel(stage, receiver, False, receiver_chunk)
-                    self._add(channel, chunk, (Forward,), SendActivations, ReceiveActivations)
-                if not schedule.is_first(stage, chunk):
-                    receiver, receiver_chunk = schedule.before(stage, chunk)
-                    channel = Channel(stage, receiver, True, receiver_chunk)
-                    self._add(channel, chunk, (Backward, InputGradient), SendGradients, ReceiveGradients)
+        self._made, self._needed, self._carried = ([Channels() for _ in schedule.orders] for _ in range(3))
+        for stage, chunk in product(range(schedule.stages), range(schedule.chunks)):
+            if not schedule.is_last(stage, chunk):
+                receiver, receiver_chunk = schedule.after(stage, chunk)
+                self._add(Channel(stage, receiver, False, receiver_chunk), chunk)
+            if not schedule.is_first(stage, chunk):
+                receiver, receiver_chunk = schedule.before(stage, chunk)
+                self._add(Channel(stage, receiver, True, receiver_chunk), chunk)
 
-    def _add(
-        self,
-        channel: Channel,
-        sender_chunk: int,
-        computations: tuple[type[Instruction], ...],
-        send: type[Instruction],
-        receive: type[Instruction],
-    ) -> None:
-        for computation in computations:
-            self._made[channel.sender][computation, sender_chunk] = channel
-            self._needed[channel.receiver][computation, channel.chunk] = channel
+    def _add(self, channel: Channel, sender_chunk: int) -> None:
+        makers: Kinds = (Backward, InputGradient) if channel.gradients else (Forward,)
+        for maker in makers:
+            self._made[channel.sender][maker, sender_chunk] = channel
+            self._needed[channel.receiver][maker, channel.chunk] = channel
+        send, receive = SEND_AND_RECEIVE[channel.gradients]
         self._carried[channel.sender][send, sender_chunk] = channel
         self._carried[channel.receiver][receive, channel.chunk] = channel
 
@@ -338,11 +330,9 @@ def _in_one_order(made: dict[Message, float]) -> Iterator[tuple[float, Message]]
 def _ends(schedule: Schedule, message: Message) -> tuple[Instruction, Instruction]:
     """The send and the receive of a message."""
     channel, t, m = message
-    if channel.gradients:
-        _, chunk = schedule.after(channel.receiver, channel.chunk)
-        return SendGradients(t, m, chunk), ReceiveGradients(t, m, channel.chunk)
-    _, chunk = schedule.before(channel.receiver, channel.chunk)
-    return SendActivations(t, m, chunk), ReceiveActivations(t, m, channel.chunk)
+    _, sender_chunk = (schedule.after if channel.gradients else schedule.before)(channel.receiver, channel.chunk)
+    send, receive = SEND_AND_RECEIVE[channel.gradients]
+    return send(t, m, sender_chunk), receive(t, m, channel.chunk)
 
 
 def _merge(order: tuple[Instruction, ...], placed: list[tuple[int, Instruction]]) -> tuple[Instruction, ...]:
