@@ -70,9 +70,10 @@ class _ActivationSet:
     full_inputs: list[Array | None]
     dz: list[Array | None]
 
-    def arrays(self) -> list[Array]:
-        optional = *self.separate, *self.full_inputs, *self.dz
-        return [*self.outputs, *(array for array in optional if array is not None)]
+    @property
+    def nbytes(self) -> int:
+        arrays = *self.outputs, *self.separate, *self.full_inputs, *self.dz
+        return sum(array.nbytes for array in arrays if array is not None)
 
 
 class Workspace:
@@ -105,9 +106,8 @@ class Workspace:
         self._columns = kernels.to_device(np.arange(capacity))
         self._ones = self._kernels.zeros((capacity,), dtype)
         self._ones[...] = 1
-        self._own_gradient = self._allocate(
-            max((_own_height(shard) for shard in shards if shard.layer.residual), default=0)
-        )
+        residual = [_own_height(shard) for shard in shards if shard.layer.residual]
+        self._own_gradient = self._allocate(max(residual, default=0))
         input_height = 0 if role.loads_input else shards[0].layer.inputs
         height = max(input_height, *(_output_height(shard) for shard in shards))
         self._gradients = (self._allocate(height), self._allocate(height))
@@ -124,15 +124,14 @@ class Workspace:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        transient = [self._columns, self._ones, self._own_gradient, *self._gradients]
-        transient += [] if self._product is None else [self._product]
-        return int(self.activation_bytes + sum(array.nbytes for array in transient))
+        transient = self._columns, self._ones, self._own_gradient, *self._gradients, self._product
+        return self.activation_bytes + sum(int(array.nbytes) for array in transient if array is not None)
 
     @property
     def activation_bytes(self) -> int:
         """Bytes of the inputs and activations stored until their backward pass."""
-        stored = [array for item in self._activations for array in item.arrays()]
-        return sum(array.nbytes for array in (*self._inputs, *chain(*self._targets.values()), *stored))
+        stored = *self._inputs, *chain(*self._targets.values()), *self._activations
+        return sum(array.nbytes for array in stored)
 
     def arrays(self, n: int, input_slot: int = 0, activation_slot: int = 0, labels: bool | None = None) -> StageArrays:
         """Views for `n` samples, at most the capacity, of one input buffer and one set of activations.

@@ -9,7 +9,6 @@ its send. So no schedule relies on buffered messages, which MPI guarantees for n
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise, product
@@ -303,12 +302,11 @@ def check_messages(schedule: Schedule) -> None:
     Raises
     ------
     ScheduleError
-        With a message that is received out of order, or the stages that wait for each other in a cycle, or for a stage
-        whose list has ended.
+        With the stages that wait for each other in a cycle, as where the ends of a channel disagree on the order of its
+        messages, or for a stage whose list has ended.
     """
     flow = MessageFlow(schedule)
     waits = [_waits(schedule, flow, stage) for stage in range(schedule.stages)]
-    _check_order_of_messages(schedule, waits)
     stopped = _stopped(waits)
     if not stopped:
         return
@@ -331,33 +329,6 @@ def _waits(schedule: Schedule, flow: MessageFlow, stage: int) -> list[_Wait]:
         elif isinstance(instruction, Barrier):
             waits.append(_Wait(position, instruction.minibatch, False))
     return waits
-
-
-def _check_order_of_messages(schedule: Schedule, waits: Sequence[Sequence[_Wait]]) -> None:
-    """Refuse a message that is not received in the order in which its sender sends.
-
-    Such lists always deadlock; this check names the message.
-    """
-    sent: defaultdict[tuple[int, int], list[Message]] = defaultdict(list)
-    for stage, own in enumerate(waits):
-        for _, message, sends in own:
-            if sends and not isinstance(message, int):
-                sent[stage, message[0].receiver].append(message)
-    coming = {stages: iter(messages) for stages, messages in sent.items()}
-    for stage, own in enumerate(waits):
-        for position, message, sends in own:
-            if sends or isinstance(message, int) or message[0].sender == stage:
-                continue
-            following = next(coming[message[0].sender, stage])
-            if following != message:
-                raise schedule.error(stage, position, f"the next message is {_described(following)}")
-
-
-def _described(message: Message) -> str:
-    channel, minibatch, microbatch = message
-    content = "gradients" if channel.gradients else "activations"
-    number = f"microbatch {microbatch} of minibatch {minibatch} for chunk {channel.chunk}"
-    return f"the {content} of {number}, by the order in which stage {channel.sender} sends"
 
 
 def _stopped(waits: Sequence[Sequence[_Wait]]) -> dict[int, _Wait]:
