@@ -139,12 +139,9 @@ class Group:
         self._transports: TransportFactory | None = None
 
     def attach_device(self, transports: TransportFactory) -> str:
-        """Accept arrays of this rank's device from now on. Collective; nothing may be in flight.
+        """Accept arrays of this rank's device from now on; returns `Transport.problem`.
 
-        Returns
-        -------
-        str
-            As `Transport.problem`.
+        Collective; nothing may be in flight.
         """
         if self.size == 1:
             return ""
@@ -285,12 +282,9 @@ class Group:
         return self._start("allreduce", array.nbytes, start, (array,), reduction=operation)
 
     def allgather_rows(self, array: NDArray[Any]) -> None:
-        """Gather the blocks of rows of all ranks, in place.
+        """Gather the blocks of rows of all ranks (`hybridnn.comm.blocks`) in `array`, shape (rows, ...), in place.
 
-        Parameters
-        ----------
-        array : ndarray, shape (rows, ...)
-            On entry each rank has filled its block of rows (`hybridnn.comm.blocks`); on return all rows are filled.
+        On entry each rank has filled its block of rows; on return all rows are filled.
         """
         if self.size == 1:
             return
@@ -394,12 +388,8 @@ class Group:
     ) -> Request:
         """Send `array` to rank `peer`, non-blocking; the request owns `array` until it is done.
 
-        Parameters
-        ----------
-        synchronous : bool
-            Done only when the receiver has begun to receive, for every size (``MPI_Issend``).
-        about : object
-            Purpose of the message, for the recorder.
+        A `synchronous` send is done only when the receiver has begun to receive, for every size (``MPI_Issend``).
+        `about` is the purpose of the message, for the recorder.
         """
         require_buffer(array, "send")
         call = self._begin_message("send", array, peer, tag, about)

@@ -178,12 +178,7 @@ def ranks_within(comm: MPI.Intracomm, larger: MPI.Intracomm) -> list[int]:
 def require_buffer(array: NDArray[Any], what: str, dtype: np.dtype[Any] | None = None) -> None:
     """Refuse an array that MPI would misread.
 
-    Raises
-    ------
-    TypeError
-        If the dtype is not `dtype`, or holds Python objects.
-    ValueError
-        If the array is not C-contiguous.
+    Raises `TypeError` if the dtype is not `dtype`, or holds Python objects, and `ValueError` if it is not C-contiguous.
     """
     if array.dtype.hasobject:
         raise TypeError(f"{what}: arrays of Python objects cannot be sent")
@@ -217,16 +212,11 @@ class Launch:
 
 
 def detect_launch(environment: Mapping[str, str]) -> Launch | None:
-    """The launch that a process belongs to; None without a launcher, or with one that sets no known variable.
+    """The launch that a process belongs to, by its environment before MPI is loaded; None without a known launcher.
 
     The variables of ``mpirun`` precede those of Slurm: in a job, ``mpirun`` starts a helper on each node as a step of
     srun, and the ranks inherit the number of helpers. The variables of a batch script, which count what was allocated,
     are ignored: a single process in it may be intended.
-
-    Parameters
-    ----------
-    environment : mapping
-        Of the process, before MPI is loaded.
     """
     step = first_number(environment, STEP_SIZE) if STEP_RANK in environment else None
     for name, launcher in SIZE_VARIABLES.items():
@@ -245,13 +235,7 @@ def first_number(environment: Mapping[str, str], *names: str) -> int | None:
 
 
 def srun_option(library: str) -> str:
-    """Value of ``srun --mpi=`` for an MPI library.
-
-    Parameters
-    ----------
-    library : str
-        Its name and version: ``Open MPI v5.0.11``, ``MPICH Version: 5.0.2``.
-    """
+    """Value of ``srun --mpi=`` for an MPI library by its name and version, such as ``Open MPI v5.0.11``."""
     return "pmix" if "open mpi" in library.lower() else "pmi2"
 
 
@@ -296,13 +280,9 @@ UNBOUND = {
 def mpirun_settings(*, as_root: bool = True, oversubscribed: bool = True, bound: bool = False) -> dict[str, str]:
     """Environment variables for ``mpirun``, which passes them to its ranks.
 
-    Parameters
-    ----------
-    oversubscribed : bool
-        Whether there are more ranks than cores, which ``mpirun`` refuses by default. Not for a job of several nodes:
-        all ranks are placed on the first.
-    bound : bool
-        Whether ``mpirun`` may bind each rank, with all its threads, to a core.
+    With `oversubscribed` there may be more ranks than cores, which ``mpirun`` refuses by default. Not for a job of
+    several nodes: all ranks are placed on the first. With `bound`, each rank with all its threads may be bound to a
+    core.
     """
     return {
         **COMMUNICATION,

@@ -27,19 +27,10 @@ WAITS = frozenset({"receive.wait", "barrier"})  # calls in which a rank only wai
 
 
 class CollectiveProgress:
-    """Collectives of one group that this rank has entered.
+    """Collectives of one group that this rank has entered, of which `recent` has the last.
 
-    Parameters
-    ----------
-    members : tuple of int
-        Ranks in the grid, in the order of the group.
-    ordinal : int
-        Number of earlier groups with this axis and these members; the same on every member.
-
-    Attributes
-    ----------
-    recent : deque of CallRecord
-        The last of them.
+    `members` are ranks in the grid, in the order of the group. `ordinal` is the number of earlier groups with this axis
+    and these members, the same on every member.
     """
 
     __slots__ = ("axis", "entered", "members", "ordinal", "recent")
@@ -233,14 +224,9 @@ def capture_calls(recorder: Recorder, work: Callable[[], None]) -> CapturedCalls
 def bytes_sent_by_rank(operation: str, nbytes: int, ranks: int, is_root: bool = False) -> int:
     """Bytes that one rank sends in `operation`, rounded down.
 
-    Raises `ValueError` if the operation is unknown.
-
-    Parameters
-    ----------
-    operation : {"allreduce", "allgather", "broadcast", "scatter", "gather", "send", "receive", "barrier"}
-    nbytes : int
-        Bytes of the full vector: the array that every rank ends up with (``allreduce``, ``allgather``, ``broadcast``),
-        all parts together (``scatter``, ``gather``), or the message.
+    `nbytes` is the full vector: the array that every rank ends up with (``allreduce``, ``allgather``, ``broadcast``),
+    all parts together (``scatter``, ``gather``), or the message (``send``; ``receive`` and ``barrier`` send nothing).
+    Raises `ValueError` for another operation.
     """
     if ranks == 1:
         return 0

@@ -15,12 +15,8 @@ class ConcatenatedMicrobatches:
     """Inputs and gradients of all samples of a minibatch on this rank, for one weight-gradient product per layer.
 
     The microbatches are concatenated as columns, so ``dz xᵀ`` over all columns is the sum over the microbatches. One
-    large product is faster than several small ones whose results are added.
-
-    Parameters
-    ----------
-    loads_input : bool
-        Whether the first layer's input is data, of which every sample is contiguous.
+    large product is faster than several small ones whose results are added. With `loads_input` the input of the first
+    layer is data, of which every sample is contiguous.
     """
 
     def __init__(

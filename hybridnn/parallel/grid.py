@@ -211,14 +211,8 @@ def all_ranks_group(comm: MPI.Intracomm | None = None, stall_seconds: float = ST
     """Group of the ranks of `comm`, by default all of the job, before they are arranged as a grid; collective.
 
     A rank that exits instead, or does not call this within `stall_seconds` (0 for no limit), ends the job: see
-    `hybridnn.diagnostics.failsafe.wait_for_ranks`.
-
-    Raises
-    ------
-    EnvironmentProblem
-        On every process, if MPI does not see all processes that were started.
-    GridError
-        If `comm` belongs to other ranks than those running.
+    `hybridnn.diagnostics.failsafe.wait_for_ranks`. Raises `EnvironmentProblem` on every process if MPI does not see all
+    processes that were started, and `GridError` if `comm` belongs to other ranks than those running.
     """
     if comm is not None:
         require_communicator(comm)
@@ -257,12 +251,8 @@ def fitting_grids(ranks: int, pipeline: int = 1) -> list[tuple[int, int]]:
 def resolve_axes(ranks: int, pipeline: int, batch: int | None, model: int) -> tuple[int, int, int]:
     """Check the axes against the number of ranks; without `batch`, that axis gets all remaining ranks.
 
-    Raises
-    ------
-    SettingError
-        If an axis is not an integer of at least 1.
-    GridError
-        If the product of the axes is not `ranks`; the message says what it is and lists grids that would fit.
+    Raises `SettingError` if an axis is not an integer of at least 1, and `GridError`, which lists grids that would fit,
+    if the product of the axes is not `ranks`.
     """
     pipeline, model = require_whole("parallel.pipeline", pipeline, 1), require_whole("parallel.model", model, 1)
     batch = None if batch is None else require_whole("parallel.batch", batch, 1)
@@ -283,19 +273,10 @@ def resolve_axes(ranks: int, pipeline: int, batch: int | None, model: int) -> tu
 
 
 def resolve_stages(ranks: int, stages: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Check the widths of the stages against the number of ranks.
+    """Check the widths of the stages, batch and model ranks of each, against the number of ranks.
 
-    Parameters
-    ----------
-    stages : sequence of (int, int)
-        Batch and model ranks of every stage.
-
-    Raises
-    ------
-    SettingError
-        If there is no stage, or a width is not an integer of at least 1.
-    GridError
-        If the stages do not have `ranks` ranks in total.
+    Raises `SettingError` if there is no stage, or a width is not an integer of at least 1, and `GridError` if the
+    stages do not have `ranks` ranks in total.
     """
     try:
         pairs = [(batch, model) for batch, model in stages]

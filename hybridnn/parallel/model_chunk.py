@@ -114,12 +114,8 @@ class ModelChunk:
     ) -> None:
         """Compute the gradients from the output gradient in `arrays`.
 
-        Parameters
-        ----------
-        accumulate : bool
-            Add to the gradients of earlier microbatches in the gradient buffer.
-        reduce : bool
-            Start the all-reduce of each layer's gradients as soon as they are complete; `replica.finish` completes it.
+        With `accumulate`, they are added to those of earlier microbatches in the gradient buffer. With `reduce`, the
+        all-reduce of each layer's gradients starts as soon as they are complete; `replica.finish` completes it.
         """
         parameters = parameters or self.parameters
         for index in reversed(range(len(self._dense))):
@@ -142,11 +138,8 @@ class ModelChunk:
     ) -> None:
         """Compute the gradient of the input only, for which the previous stage waits.
 
-        Parameters
-        ----------
-        done : callable, optional
-            Called after each layer with its index and arrays, before the operands of its weight gradient may be
-            overwritten (in a workspace that does not keep ``dz``).
+        `done` is called after each layer with its index and arrays, before the operands of its weight gradient may be
+        overwritten (in a workspace that does not keep ``dz``).
         """
         parameters = parameters or self.parameters
         for index in reversed(range(len(self._dense))):
@@ -197,10 +190,7 @@ class ModelChunk:
     def squared_gradient_norm(self, norm: Array) -> None:
         """Squared norm of the last gradient, summed over the batch group, each parameter of the model counted once.
 
-        Parameters
-        ----------
-        norm : array of float64, shape (1,)
-            Receives it; asynchronous on a device.
+        `norm`, an array of float64 and shape (1,), receives it; asynchronous on a device.
         """
         self.replica.squared_norm_into(norm)
         self._group.allreduce(norm)
@@ -208,10 +198,7 @@ class ModelChunk:
     def gather_parameters(self, flat: NDArray[Any]) -> dict[str, NDArray[Any]]:
         """Gather the global arrays whose blocks `flat` holds; collective over the model group.
 
-        Returns
-        -------
-        dict
-            Name to array: ``layers.<i>.weight``, shape (outputs, inputs), and ``layers.<i>.bias``.
+        By name: ``layers.<i>.weight``, shape (outputs, inputs), and ``layers.<i>.bias``.
         """
         arrays: dict[str, NDArray[Any]] = {}
         flat = self.kernels.to_host(flat)
@@ -313,10 +300,7 @@ class PrivateReplica:
     def clip(self, squared_norm: Array, limit: float) -> None:
         """Scale the sum of all gradients by limit / norm if the norm is above `limit`.
 
-        Parameters
-        ----------
-        squared_norm : array of float64, shape (1,)
-            Of the gradients of all layers, of which these may be some.
+        `squared_norm`, an array of float64 and shape (1,), is that of all layers, of which these may be some.
         """
         self._kernels.clip_to_norm(self.gradient, squared_norm, limit)
 

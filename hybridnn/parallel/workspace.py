@@ -79,10 +79,8 @@ class _ActivationSet:
 class Workspace:
     """Memory for microbatches of up to `capacity` samples on this rank.
 
-    Parameters
-    ----------
-    features_contiguous : bool
-        Whether rows of the arrays must be contiguous, because they travel in messages or kernels read along them.
+    Rows of the arrays must be contiguous (`features_contiguous`) where they travel in messages or kernels read along
+    them.
     """
 
     def __init__(

@@ -299,11 +299,8 @@ class _Wait(NamedTuple):
 def check_messages(schedule: Schedule) -> None:
     """Run the messages and barriers of a schedule, in which every send has its receive, and refuse it if it stops.
 
-    Raises
-    ------
-    ScheduleError
-        With the stages that wait for each other in a cycle, as where the ends of a channel disagree on the order of its
-        messages, or for a stage whose list has ended.
+    The `ScheduleError` has the stages that wait for each other in a cycle, as where the ends of a channel disagree on
+    the order of its messages, or for a stage whose list has ended.
     """
     flow = MessageFlow(schedule)
     waits = [_waits(schedule, flow, stage) for stage in range(schedule.stages)]

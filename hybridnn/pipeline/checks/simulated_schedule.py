@@ -106,12 +106,8 @@ class Timeline:
 def simulate(schedule: Schedule, durations: Durations) -> Timeline:
     """Run a schedule, which must pass the linter, on the clock.
 
-    All stages have the same durations, and messages do not occupy a stage.
-
-    Raises
-    ------
-    ScheduleError
-        If a stage waits for something that never happens.
+    All stages have the same durations, and messages do not occupy a stage. Raises `ScheduleError` if a stage waits for
+    something that never happens.
     """
     program = compile_schedule(schedule)
     times = program.times(durations.of(program), [durations.message] * len(program.computations))

@@ -150,12 +150,8 @@ class WeightStore:
     def update(self, rate: float, kept: Collection[int] = (), delay: int = 0) -> None:
         """Update the current weights.
 
-        Parameters
-        ----------
-        kept : collection of int
-            Ages, after the update, of the older versions that are read later; 1 is the version before the update.
-        delay : int
-            Updates since the version that the forward pass of this gradient read.
+        `kept` are the ages, after the update, of the older versions that are read later; 1 is the version before the
+        update. `delay` is the number of updates since the version that the forward pass of this gradient read.
         """
         chunk, self._state.delay = self._chunk, delay
         self._free += [version for age, version in self._older.items() if age + 1 not in kept]

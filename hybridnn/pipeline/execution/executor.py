@@ -188,13 +188,7 @@ class Executor:
             yield instruction, self._operation(position, minibatch.size), minibatch
 
     def forward(self, minibatches: Sequence[Minibatch], take_outputs: TakeOutputs) -> None:
-        """Run forward passes only; collective over the grid.
-
-        Parameters
-        ----------
-        take_outputs : callable
-            See `TakeOutputs`; called on the last stage.
-        """
+        """Run forward passes only; collective over the grid. The last stage calls `take_outputs`: see `TakeOutputs`."""
         self._take_outputs = take_outputs
         self._begin(minibatches)
         for _, operation, minibatch in self._operations_of(minibatches):

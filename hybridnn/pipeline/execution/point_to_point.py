@@ -47,14 +47,9 @@ class ColumnRoute(NamedTuple):
 def pieces_sent(
     widths: Sequence[tuple[int, int]], sender: StagePosition, stage: int, samples: int
 ) -> list[ColumnRoute]:
-    """Pieces that `sender` sends to `stage`.
+    """Pieces that `sender` sends to `stage`, of a microbatch with so many samples over all ranks.
 
-    Parameters
-    ----------
-    widths : sequence of (int, int)
-        Number of batch ranks and of model ranks of every stage.
-    samples : int
-        Samples of the microbatch, over all ranks.
+    `widths` are the numbers of batch and of model ranks of every stage.
     """
     receivers = range(sender.model_rank, widths[stage][1], widths[sender.stage][1])
     return [piece for model_rank in receivers for piece in _pieces(widths, sender, stage, model_rank, samples)]
@@ -181,13 +176,10 @@ class Receiver(_Channel):
 
 
 class Sender(_Channel):
-    """Sends the messages of one channel.
+    """Sends the messages of one channel; parameters as for `_Channel`.
 
-    Parameters
-    ----------
-    synchronous : bool
-        Wait after every send until its receive has started (``MPI_Ssend``), so that progress does not depend on MPI's
-        buffering.
+    With `synchronous` it waits after every send until its receive has started (``MPI_Ssend``), so that progress does
+    not depend on MPI's buffering.
     """
 
     def __init__(self, *channel: Any, synchronous: bool) -> None:

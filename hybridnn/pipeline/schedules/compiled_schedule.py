@@ -232,10 +232,7 @@ class CompiledSchedule:
 def compile_schedule(schedule: Schedule) -> CompiledSchedule:
     """Find an order in which all computations of a schedule can run; its loads and messages are ignored.
 
-    Raises
-    ------
-    ScheduleError
-        If a stage waits for something that never happens.
+    Raises `ScheduleError` if a stage waits for something that never happens.
     """
     computations = [[item for item in order if type(item) in COMPUTING] for order in schedule.orders]
     offsets = tuple(accumulate(map(len, computations), initial=0))
