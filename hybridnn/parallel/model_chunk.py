@@ -23,7 +23,7 @@ from hybridnn.nn.optimizers import Optimizer, OptimizerState, new_state
 from hybridnn.nn.parameters import LayerParameters, ParameterLayout, parameter_name
 from hybridnn.parallel.dense import LayerArrays, WeightGradientArrays, parallel_dense, split_layers
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.parallel.workspace import MicrobatchBuffers, StageArrays, StageRole, Workspace
+from hybridnn.parallel.workspace import StageArrays
 
 if TYPE_CHECKING:
     from hybridnn.parallel.shared_replica import SharedReplica, Sharing
@@ -79,25 +79,6 @@ class ModelChunk:
         self.weights: NDArray[Any] = self.replica.new_array()
         self.loss: NDArray[Any] = self.replica.loss
         self.parameters = self.layout.views(self.weights)
-
-    def workspace(
-        self,
-        capacity: int,
-        role: StageRole,
-        buffers: MicrobatchBuffers = MicrobatchBuffers(),  # noqa: B008 - frozen
-    ) -> Workspace:
-        """Workspace for microbatches of up to `capacity` samples on this rank."""
-        # Between stages and within a model group rows travel, and the kernels of a device read along them.
-        features_contiguous = self._group.size > 1 or not all(role) or not self.kernels.on_host
-        return Workspace(
-            self.shards,
-            capacity,
-            self.weights.dtype,
-            role,
-            buffers,
-            features_contiguous=features_contiguous,
-            kernels=self.kernels,
-        )
 
     def forward(self, arrays: StageArrays, parameters: Sequence[LayerParameters] | None = None) -> None:
         """Compute the outputs from the inputs in `arrays`, with the current weights by default."""

@@ -23,6 +23,7 @@ from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.nn.parameters import LayerParameters
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk
+from hybridnn.parallel.workspace import Workspace
 from hybridnn.pipeline.schedules.instructions import Instruction, ReceiveActivations, ReceiveGradients
 from hybridnn.pipeline.schedules.program import ChunkPlan
 
@@ -67,7 +68,11 @@ class ChunkRuntime:
     ) -> None:
         self.index, self.chunk = plan.index, chunk
         capacity, kernels, dtype = ceil(samples / grid.batch), chunk.kernels, chunk.weights.dtype
-        self.workspace = chunk.workspace(capacity, plan.role, plan.buffers)
+        # Between stages and within a model group rows travel, and the kernels of a device read along them.
+        contiguous = grid.model > 1 or not all(plan.role) or not kernels.on_host
+        self.workspace = Workspace(
+            chunk.shards, capacity, dtype, plan.role, plan.buffers, features_contiguous=contiguous, kernels=kernels
+        )
         self.weights = weights or WeightStore(chunk, optimizer, state, plan.weight_versions, predicts=plan.predicts)
         self.loss = kernels.zeros((1,), dtype)
         channels: Channels = (None, None, None, None)

@@ -254,16 +254,10 @@ def plan_memory(schedule: Schedule, stage: int) -> MemoryPlan:
     )
 
 
-def activation_lifetimes(order: tuple[Instruction, ...]) -> dict[Instruction, Lifetime]:
-    """Lifetime of the activations of every forward pass and recomputation of a stage, as the peaks count them."""
-    _, done = _last_uses(order)
-    return _activations(order, done)
-
-
-def input_lifetimes(order: tuple[Instruction, ...]) -> dict[Part, Lifetime]:
-    """Lifetime of the input of every microbatch and chunk of a stage."""
-    free, _ = _last_uses(order)
-    return _inputs(order, free)
+def lifetimes(order: tuple[Instruction, ...]) -> tuple[dict[Part, Lifetime], dict[Instruction, Lifetime]]:
+    """Lifetimes of the inputs of a stage, and of the activations of its passes, as the peaks count them."""
+    free, done = _last_uses(order)
+    return _inputs(order, free), _activations(order, done)
 
 
 def _inputs(order: tuple[Instruction, ...], last_uses: dict[Part, int]) -> dict[Part, Lifetime]:
