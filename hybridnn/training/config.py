@@ -100,6 +100,14 @@ def _dtype_name(dtype: Any) -> str | None:
     return str(name) if name in DTYPES else None
 
 
+def _method_name(name: Any) -> str:
+    return find_method(name).name
+
+
+def _method_names() -> str:
+    return must_be_one_of(METHODS).removeprefix("must be ")
+
+
 def _partition(value: Any) -> Any:
     if isinstance(value, str):
         name = as_spelled(value, PARTITIONS)
@@ -188,9 +196,9 @@ class TrainConfig:
         "Whether the batch ranks of a node share one copy of the weights and of the optimizer state, of which each "
         "rank updates a slice; auto: if a node has several of them. The trained weights are the same.",
     )
-    method: Annotated[
-        str, Checked(lambda name: find_method(name).name, lambda: must_be_one_of(METHODS).removeprefix("must be "))
-    ] = option("parallel", "1f1b", "Pipeline method, one that `hybridnn schedule` lists.", of_pipelines=True)
+    method: Annotated[str, Checked(_method_name, _method_names)] = option(
+        "parallel", "1f1b", "Pipeline method, one that `hybridnn schedule` lists.", of_pipelines=True
+    )
     microbatches: Count | None = option(
         "parallel",
         None,
