@@ -160,10 +160,10 @@ class StepClock:
 
     def _now(self) -> Measurement:
         """Seconds, those in communication and in waiting, those of each of `KINDS`, bytes sent, and samples."""
-        totals, computing = self._grid.recorder.totals, self._grid.recorder.computing_seconds
-        communication, waiting, sent, _ = totals
-        spent = map(computing.get, KINDS, repeat(0.0))
-        return np.array([perf_counter(), communication, waiting, *spent, sent, self.samples])
+        recorder = self._grid.recorder
+        communication, spent = recorder.communication_seconds, map(recorder.computing_seconds.get, KINDS, repeat(0.0))
+        own = communication, recorder.waiting_seconds, *spent, recorder.bytes_sent
+        return np.array([perf_counter(), *own, self.samples])
 
 
 @dataclass(frozen=True)
