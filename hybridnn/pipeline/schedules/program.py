@@ -117,18 +117,6 @@ class StageProgram:
             yield from ((position, shift) for position in range(start, stop))
         yield from ((position, extra) for position in range(stop, len(self.order)))
 
-    def mean_staleness(self, minibatches: int) -> float:
-        """Mean over a number of minibatches: updates from the version that a forward pass read to the own update."""
-        loops = self.loop and (minibatches - self.schedule.minibatches) // self.loop.period
-        total = updates = 0
-        for position, item in enumerate(self.order):
-            if isinstance(item, Forward) and (item.microbatch, item.chunk) == (0, 0):
-                age, _ = self.reads[position]
-                is_repeated = self.loop is not None and self.loop.start <= position < self.loop.stop
-                total += (age + item.minibatch - updates) * (1 + (loops or 0) * is_repeated)
-            updates += isinstance(item, Update)
-        return total / minibatches
-
     def last_pass(self, item: Instruction) -> Instruction:
         """The pass that computes the activations for a microbatch's backward pass: recomputation or forward pass."""
         recompute = Recompute(*item.part)

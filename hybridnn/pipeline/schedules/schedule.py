@@ -67,6 +67,10 @@ class WeightPolicy:
     # From (stage, stages) to the most weight versions a stage holds at a time, the current one included.
     versions: Callable[[int, int], int]
 
+    def mean_staleness(self, stage: int, stages: int, minibatches: int) -> float:
+        """Mean over so many minibatches: updates from the version that a forward pass reads to the own update."""
+        return sum(t - self.forward(stage, stages, t).version for t in range(minibatches)) / minibatches
+
 
 def newest(stage: int, stages: int, minibatch: int) -> WeightRead:
     """The newest version."""
