@@ -9,7 +9,7 @@ its send. So no schedule relies on buffered messages, which MPI guarantees for n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise, product
 from typing import NamedTuple
@@ -269,20 +269,12 @@ def audit(schedule: Schedule) -> tuple[StalenessRow, ...]:
     return tuple(row for stage in range(schedule.stages) for row in _rows(schedule, stage))
 
 
-def _rows(schedule: Schedule, stage: int) -> list[StalenessRow]:
-    forward: dict[int, WeightRead] = {}
-    backward: dict[int, WeightRead] = {}
-    rows: list[StalenessRow] = []
-    for instruction in schedule.orders[stage]:
-        read = schedule.weights_read(stage, instruction)
-        t = instruction.minibatch
-        if read is not None and isinstance(instruction, Forward):
-            forward[t] = read
-        elif read is not None and isinstance(instruction, Backward | InputGradient):
-            backward[t] = read
-        elif isinstance(instruction, Update):
-            rows.append(StalenessRow(stage, t, forward[t], backward[t], len(rows)))
-    return rows
+def _rows(schedule: Schedule, stage: int) -> Iterator[StalenessRow]:
+    for _, item, updates, _ in schedule.versions(stage):
+        if isinstance(item, Update):
+            forward, backward = (schedule.weights_read(stage, kind(item.minibatch)) for kind in (Forward, Backward))
+            assert forward is not None and backward is not None
+            yield StalenessRow(stage, item.minibatch, forward, backward, updates)
 
 
 # -- messages and deadlocks --------------------------------------------------------------------------------------------

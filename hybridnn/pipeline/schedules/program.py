@@ -89,7 +89,7 @@ class StageProgram:
 
     def _find_versions(self) -> None:
         """Find the weights that passes read, the older versions that updates keep, and the delays of updates."""
-        forward: dict[int, int] = {}
+        policy, stages = self.schedule.policy, self.schedule.stages
         last_readers = self.memory.last_readers.items()
         for position, item, updates, read in self.schedule.versions(self.stage):
             if isinstance(item, Update):
@@ -97,11 +97,9 @@ class StageProgram:
                 self.kept[position] = tuple(
                     version - old for old, last in last_readers if old < version and last > position
                 )
-                self.delays[position] = updates - forward[item.minibatch]
+                self.delays[position] = updates - policy.forward(self.stage, stages, item.minibatch).version
             elif read is not None:
                 self.reads[position] = updates - read.version, read.ahead
-                if isinstance(item, Forward):
-                    forward.setdefault(item.minibatch, read.version)
 
     def walk(self, minibatches: int) -> Iterator[tuple[int, int]]:
         """Positions in execution order for a number of minibatches, each with an offset to its minibatch number."""
