@@ -273,7 +273,8 @@ def _rows(schedule: Schedule, stage: int) -> Iterator[StalenessRow]:
     for _, item, updates, _ in schedule.versions(stage):
         if isinstance(item, Update):
             forward, backward = (schedule.weights_read(stage, kind(item.minibatch)) for kind in (Forward, Backward))
-            assert forward is not None and backward is not None
+            assert forward is not None
+            assert backward is not None
             yield StalenessRow(stage, item.minibatch, forward, backward, updates)
 
 
