@@ -36,21 +36,11 @@ class UnequalValue(NamedTuple):
 def unequal_values(
     group: Group, values: Callable[[], Mapping[str, str]], details: Callable[[], Mapping[str, str]] = dict
 ) -> list[UnequalValue]:
-    """Values that are not the same on every rank of `group`; the same list on every rank. Collective.
+    """Values that are not the same on every rank of `group`, the same list on every rank; collective.
 
-    One small all-reduce if all are the same; the values are sent only if they are not.
-
-    Parameters
-    ----------
-    values : callable
-        Returns this rank's values by name; not called in a group of one rank.
-    details : callable
-        Returns further values, which are compared only if some of `values` differ, and listed first.
-
-    Returns
-    -------
-    list of UnequalValue
-        In the order of the values. Names that some ranks lack are left out if others differ.
+    `values` returns this rank's values by name, and is not called in a group of one rank. `details` returns further
+    ones, which are compared only if some of `values` differ, and listed first. Names that some ranks lack are left out
+    if others differ. One small all-reduce if all are the same; the values are sent only if they are not.
     """
     if group.size == 1:
         return []

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.blocks import offsets_of, pieces, row_layout
-from hybridnn.comm.mpi import CHILD, import_mpi, kept, ranks_within, require_buffer, split
+from hybridnn.comm.mpi import CHILD, import_mpi, ranks_within, require_buffer
 from hybridnn.comm.recorder import Call, CallRecord, CollectiveProgress, Recorder, bytes_sent_by_rank
 from hybridnn.comm.transport import REDUCTIONS, Transport, copy_rows
 from hybridnn.errors import GridError
@@ -139,12 +139,9 @@ class Group:
         self._transports: TransportFactory | None = None
 
     def attach_device(self, transports: TransportFactory) -> str:
-        """Accept arrays of this rank's device from now on. Collective; nothing may be in flight.
+        """Accept arrays of this rank's device from now on; returns `Transport.problem`.
 
-        Returns
-        -------
-        str
-            As `Transport.problem`.
+        Collective; nothing may be in flight.
         """
         if self.size == 1:
             return ""
@@ -170,7 +167,9 @@ class Group:
         if part is None:
             comm, members = None, [self.members[self.rank]]
             if self.size > 1:
-                comm = kept(self.comm, (axis, key), lambda: split(self.comm, color, self.rank))
+                from hybridnn.comm.kept import kept_split  # one rank splits nothing
+
+                comm = kept_split(self.comm, (axis, key), color, self.rank)
             if comm is not None:
                 members = [self.members[rank] for rank in ranks_within(comm, self.comm)]
             part = self._parts[axis, key] = Group(comm, axis, self.recorder, self._limit, members)
@@ -184,7 +183,11 @@ class Group:
 
         For calls that every rank begins at its own time, which must not meet those of another use.
         """
-        reserved: set[int] = set() if self.size == 1 else kept(self.comm, axis, set)
+        reserved: set[int] = set()
+        if self.size > 1:
+            from hybridnn.comm.kept import kept
+
+            reserved = kept(self.comm, axis, set)
         number = next(number for number in count() if number not in reserved)
         reserved.add(number)
         return self.split(0, axis, number), partial(reserved.discard, number)
@@ -279,12 +282,9 @@ class Group:
         return self._start("allreduce", array.nbytes, start, (array,), reduction=operation)
 
     def allgather_rows(self, array: NDArray[Any]) -> None:
-        """Gather the blocks of rows of all ranks, in place.
+        """Gather the blocks of rows of all ranks (`hybridnn.comm.blocks`) in `array`, shape (rows, ...), in place.
 
-        Parameters
-        ----------
-        array : ndarray, shape (rows, ...)
-            On entry each rank has filled its block of rows (`hybridnn.comm.blocks`); on return all rows are filled.
+        On entry each rank has filled its block of rows; on return all rows are filled.
         """
         if self.size == 1:
             return
@@ -388,12 +388,8 @@ class Group:
     ) -> Request:
         """Send `array` to rank `peer`, non-blocking; the request owns `array` until it is done.
 
-        Parameters
-        ----------
-        synchronous : bool
-            Done only when the receiver has begun to receive, for every size (``MPI_Issend``).
-        about : object
-            Purpose of the message, for the recorder.
+        A `synchronous` send is done only when the receiver has begun to receive, for every size (``MPI_Issend``).
+        `about` is the purpose of the message, for the recorder.
         """
         require_buffer(array, "send")
         call = self._begin_message("send", array, peer, tag, about)

@@ -191,20 +191,9 @@ def busy_text(load: float, most: float, what: str) -> str:
 def node_loads(world: Group, node_group: Group, meter: LoadMeter, threads: int) -> tuple[NodeLoad, ...]:
     """Load of every node since the last reading of the meter; collective, with one small message of each rank.
 
-    Parameters
-    ----------
-    node_group : Group
-        Ranks of this node.
-    meter : LoadMeter
-        Read on every rank.
-    threads : int
-        Of a rank.
-
-    Returns
-    -------
-    tuple of NodeLoad
-        In the order of their lowest rank, one for all nodes that share a kernel, whose counters are the same; empty for
-        ranks in one process and where a system does not count the time of its cores.
+    Every rank gives its meter, the group of its node and its number of threads. Nodes are in the order of their lowest
+    rank; those that share a kernel, whose counters are the same, are one. Empty for ranks in one process, and where a
+    system does not count the time of its cores.
     """
     busy, own = meter.read()
     if is_in_process():
@@ -233,12 +222,7 @@ def loads_of(ranks: Sequence[dict[str, Any]]) -> tuple[NodeLoad, ...]:
 def busy_seconds(text: str, ticks: int) -> dict[int, float]:
     """Seconds since the start of the system in which each core was busy, or taken by another virtual machine.
 
-    Parameters
-    ----------
-    text : str
-        Content of ``/proc/stat`` (proc_stat(5)); lines that are not those of a core are skipped.
-    ticks : int
-        Units of its times in a second.
+    `text` is that of ``/proc/stat`` (proc_stat(5)), of which other lines are skipped; its times have `ticks` a second.
     """
     found = {}
     for line in text.splitlines():

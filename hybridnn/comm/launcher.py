@@ -111,10 +111,7 @@ def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
 def launched_rank(environment: Mapping[str, str], *, in_step: bool) -> int | None:
     """Rank of a process as its launcher numbered it; None without a launcher.
 
-    Parameters
-    ----------
-    in_step : bool
-        Whether Slurm's number of the task is a rank: Slurm numbers batch scripts and interactive shells, too.
+    `in_step` is whether Slurm's number of the task is a rank: Slurm numbers batch scripts and interactive shells, too.
     """
     return first_number(environment, *RANK_VARIABLES, *([STEP_RANK] if in_step else []))
 
@@ -308,19 +305,10 @@ def srun_options(placement: Placement) -> list[str]:
 
 
 def mpirun_options(family: str, placement: Placement, *, crowded: bool = False) -> list[str]:
-    """Options of ``mpirun`` of an MPI library.
+    """Options of ``mpirun`` of an MPI library, whose `family` is named by `mpi_family`.
 
-    Parameters
-    ----------
-    family : str
-        As named by `mpi_family`.
-    crowded : bool
-        Whether there are more ranks than cores, which Open MPI has to be told again with the ranks per node.
-
-    Raises
-    ------
-    SettingError
-        If this ``mpirun`` cannot place ranks so; it names the part.
+    `crowded` is whether there are more ranks than cores, which Open MPI has to be told again with the ranks per node.
+    Raises `SettingError` if this ``mpirun`` cannot place ranks so; it names the part.
     """
     if family == "Open MPI":
         return _open_mpi_options(placement, crowded=crowded)
@@ -433,17 +421,10 @@ def _siblings(thread: int) -> str:
 
 
 def launch_problem(environment: Mapping[str, str], size: int, library: str) -> str | None:
-    """What is wrong with a launch, in one line; None if nothing is.
+    """What is wrong with a launch, in one line, where MPI sees `size` ranks; None if nothing is.
 
     A launcher and an MPI library that do not fit give no error: each process is alone, and ``srun`` with a wrong
     ``--mpi`` trains the same network N times, into one folder, with exit code 0.
-
-    Parameters
-    ----------
-    size : int
-        Ranks that MPI sees, ``COMM_WORLD.size``.
-    library : str
-        Name and version of the MPI library.
     """
     launch = detect_launch(environment)
     if launch is None or launch.ranks == size:

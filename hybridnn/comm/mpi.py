@@ -1,4 +1,4 @@
-"""Access to ``mpi4py.MPI`` and its substitutes, kept communicators, the launch, and settings of Open MPI.
+"""Access to ``mpi4py.MPI`` and its substitutes, the launch, and settings of Open MPI.
 
 `hybridnn.in_process` makes two substitutes: one for the ranks of `run_ranks`, and one for a single process without an
 MPI library.
@@ -7,16 +7,14 @@ MPI library.
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import sys
-from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from stat import S_ISSOCK
-from typing import TYPE_CHECKING, Any, TypeVar, cast
-from weakref import ref
+from typing import TYPE_CHECKING, Any, cast
 
 from hybridnn.errors import EnvironmentProblem, GridError, SettingError
 
@@ -46,10 +44,6 @@ LAUNCH_VARIABLES = (
     *("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID"),
 )
 """Variables in which ranks of different launches differ; for MPICH's see `_launch_identity`."""
-
-COLLECT_EVERY = 16  # freed communicators whose parts are still used, before objects in cycles are collected
-
-Value = TypeVar("Value")
 
 _substitute: ContextVar[object | None] = ContextVar("substitute for mpi4py.MPI", default=None)
 _make_single_rank: Callable[[], object] | None = None
@@ -181,96 +175,10 @@ def ranks_within(comm: MPI.Intracomm, larger: MPI.Intracomm) -> list[int]:
     return ranks
 
 
-# -- communicators that are kept ---------------------------------------------------------------------------------------
-
-
-def split(comm: MPI.Intracomm, color: int, key: int) -> MPI.Intracomm | None:
-    """A communicator of the ranks with the same `color`, ordered by `key`; None for one rank. Collective."""
-    part = cast("MPI.Intracomm", comm.Split(color, key))
-    if part.Get_size() > 1:
-        return part
-    part.Free()  # libraries have few: MPICH has 2,048
-    return None
-
-
-def kept(comm: MPI.Intracomm, key: Hashable, make: Callable[[], Value]) -> Value:
-    """What `make` returned for an equal `key` before, kept with `comm` while that exists.
-
-    Every rank of `comm` calls this with the same keys in the same order, so that `make` may be collective.
-    """
-    keyval = _kept_keyval(import_mpi().Intracomm)
-    values = cast("dict[Hashable, Value] | None", comm.Get_attr(keyval))
-    if values is None:
-        values = {}
-        comm.Set_attr(keyval, values)
-    if key not in values:
-        values[key] = make()
-    return values[key]
-
-
-def free_unused(comm: MPI.Intracomm) -> None:
-    """Free communicators that were kept with freed ones of the same ranks as `comm`; collective.
-
-    Those that a rank still uses stay: freeing is collective, and ranks drop their grids at different times.
-    """
-    mpi: Any = import_mpi()
-    left = kept(mpi.COMM_WORLD, _key_of_left(comm), list[_Parts])
-    if not left:
-        return
-    if len(left) % COLLECT_EVERY == 0:
-        gc.collect()  # a trainer that was dropped is part of a cycle
-    unused = bytearray(all(user() is None for _, user in parts) for parts in left)
-    comm.Allreduce(mpi.IN_PLACE, [unused, mpi.UNSIGNED_CHAR], mpi.MIN)
-    for parts, is_unused in zip(left[:], unused, strict=True):
-        if is_unused:
-            left.remove(parts)
-            for part, _ in parts:
-                _free_with_parts(part)
-
-
-_Parts = list[tuple[Any, "ref[Any]"]]  # communicators, and the objects whose end shows that they are not used
-
-
-def _key_of_left(comm: MPI.Intracomm) -> tuple[str, tuple[int, ...]]:
-    return "left", tuple(ranks_within(comm, import_mpi().COMM_WORLD))
-
-
-@lru_cache(maxsize=2)
-def _kept_keyval(kind: Any) -> Any:
-    return kind.Create_keyval(delete_fn=_leave_parts)
-
-
-def _leave_parts(comm: MPI.Intracomm, _: Any, values: dict[Hashable, Any]) -> None:
-    """Leave the communicators that were kept with `comm`, which is being freed, for `free_unused`."""
-    mpi: Any = import_mpi()
-    parts = [(mpi.Intracomm(value), ref(value)) for value in values.values() if isinstance(value, mpi.Intracomm)]
-    if comm in (mpi.COMM_WORLD, mpi.COMM_SELF) or not parts:  # MPI frees the first two when it ends
-        return
-    key = _key_of_left(comm)
-    if min(key[1]) >= 0:  # no ranks of another job, which have numbers of their own
-        kept(mpi.COMM_WORLD, key, list[_Parts]).append(parts)
-
-
-def _free_with_parts(comm: Any) -> None:
-    values = comm.Get_attr(_kept_keyval(import_mpi().Intracomm)) or {}
-    for value in values.values():
-        if isinstance(value, import_mpi().Intracomm):
-            _free_with_parts(value)
-        elif hasattr(value, "free_unused"):
-            value.free_unused(comm)
-    values.clear()
-    comm.Free()
-
-
 def require_buffer(array: NDArray[Any], what: str, dtype: np.dtype[Any] | None = None) -> None:
     """Refuse an array that MPI would misread.
 
-    Raises
-    ------
-    TypeError
-        If the dtype is not `dtype`, or holds Python objects.
-    ValueError
-        If the array is not C-contiguous.
+    Raises `TypeError` if the dtype is not `dtype`, or holds Python objects, and `ValueError` if it is not C-contiguous.
     """
     if array.dtype.hasobject:
         raise TypeError(f"{what}: arrays of Python objects cannot be sent")
@@ -304,16 +212,11 @@ class Launch:
 
 
 def detect_launch(environment: Mapping[str, str]) -> Launch | None:
-    """The launch that a process belongs to; None without a launcher, or with one that sets no known variable.
+    """The launch that a process belongs to, by its environment before MPI is loaded; None without a known launcher.
 
     The variables of ``mpirun`` precede those of Slurm: in a job, ``mpirun`` starts a helper on each node as a step of
     srun, and the ranks inherit the number of helpers. The variables of a batch script, which count what was allocated,
     are ignored: a single process in it may be intended.
-
-    Parameters
-    ----------
-    environment : mapping
-        Of the process, before MPI is loaded.
     """
     step = first_number(environment, STEP_SIZE) if STEP_RANK in environment else None
     for name, launcher in SIZE_VARIABLES.items():
@@ -332,13 +235,7 @@ def first_number(environment: Mapping[str, str], *names: str) -> int | None:
 
 
 def srun_option(library: str) -> str:
-    """Value of ``srun --mpi=`` for an MPI library.
-
-    Parameters
-    ----------
-    library : str
-        Its name and version: ``Open MPI v5.0.11``, ``MPICH Version: 5.0.2``.
-    """
+    """Value of ``srun --mpi=`` for an MPI library by its name and version, such as ``Open MPI v5.0.11``."""
     return "pmix" if "open mpi" in library.lower() else "pmi2"
 
 
@@ -383,13 +280,9 @@ UNBOUND = {
 def mpirun_settings(*, as_root: bool = True, oversubscribed: bool = True, bound: bool = False) -> dict[str, str]:
     """Environment variables for ``mpirun``, which passes them to its ranks.
 
-    Parameters
-    ----------
-    oversubscribed : bool
-        Whether there are more ranks than cores, which ``mpirun`` refuses by default. Not for a job of several nodes:
-        all ranks are placed on the first.
-    bound : bool
-        Whether ``mpirun`` may bind each rank, with all its threads, to a core.
+    With `oversubscribed` there may be more ranks than cores, which ``mpirun`` refuses by default. Not for a job of
+    several nodes: all ranks are placed on the first. With `bound`, each rank with all its threads may be bound to a
+    core.
     """
     return {
         **COMMUNICATION,

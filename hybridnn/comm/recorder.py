@@ -27,19 +27,10 @@ WAITS = frozenset({"receive.wait", "barrier"})  # calls in which a rank only wai
 
 
 class CollectiveProgress:
-    """Collectives of one group that this rank has entered.
+    """Collectives of one group that this rank has entered, of which `recent` has the last.
 
-    Parameters
-    ----------
-    members : tuple of int
-        Ranks in the grid, in the order of the group.
-    ordinal : int
-        Number of earlier groups with this axis and these members; the same on every member.
-
-    Attributes
-    ----------
-    recent : deque of CallRecord
-        The last of them.
+    `members` are ranks in the grid, in the order of the group. `ordinal` is the number of earlier groups with this axis
+    and these members, the same on every member.
     """
 
     __slots__ = ("axis", "entered", "members", "ordinal", "recent")
@@ -92,15 +83,6 @@ class Event(NamedTuple):
     about: object = None  # as for `Call`
 
 
-class RecordedTotals(NamedTuple):
-    """Sums over all events of a recorder."""
-
-    communication_seconds: float  # time inside communication calls, with waiting
-    waiting_seconds: float  # the part of it in which the rank waited for messages and at barriers
-    bytes_sent: int
-    messages: int
-
-
 def purpose(about: object) -> object:
     """What a record is about: the instruction itself where the record has it with the number of its minibatch."""
     return about[0].of_minibatch(about[1]) if isinstance(about, tuple) else about
@@ -124,6 +106,10 @@ class Recorder:
         Number of instructions and calls that have ended; unsuccessful tests do not count.
     channels : list of CollectiveProgress
         Groups of more than one rank that record here.
+    communication_seconds, waiting_seconds : float
+        Time so far inside communication calls, and the part of it in waiting for messages and at barriers.
+    bytes_sent, messages : int
+        Sent so far.
     captured : list of (CallRecord, int) or None
         Where `capture_calls` collects calls and the bytes that this rank sends in them.
     instances : WeakSet of Recorder
@@ -139,9 +125,8 @@ class Recorder:
         self.channels: list[CollectiveProgress] = []
         self.captured: list[tuple[CallRecord, int]] | None = None
         self._events: deque[EventRecord] = deque(maxlen=capacity)
-        self._communication_seconds = self._waiting_seconds = 0.0
-        self._bytes_sent = 0
-        self._messages = 0
+        self.communication_seconds = self.waiting_seconds = 0.0
+        self.bytes_sent = self.messages = 0
         self._computing: defaultdict[str, float] = defaultdict(float)
         self.instances.add(self)
 
@@ -177,11 +162,11 @@ class Recorder:
         """Note a communication call that began at `start`, ends now, and sent `nbytes`."""
         stop = perf_counter()
         self._events.append(("communication", name, axis, start, stop, nbytes, about))
-        self._communication_seconds += stop - start
+        self.communication_seconds += stop - start
         if name in WAITS:
-            self._waiting_seconds += stop - start
-        self._bytes_sent += nbytes
-        self._messages += messages
+            self.waiting_seconds += stop - start
+        self.bytes_sent += nbytes
+        self.messages += messages
         self.current_call = None
         self.finished += 1
 
@@ -189,13 +174,8 @@ class Recorder:
         """Note a test of `call` that began at `start` and found it not done."""
         stop = perf_counter()
         self._events.append(("communication", call[0] + ".test", call[1].axis, start, stop, 0, call[-1]))
-        self._communication_seconds += stop - start
+        self.communication_seconds += stop - start
         self.last_poll = call, stop
-
-    @property
-    def totals(self) -> RecordedTotals:
-        """Sums so far."""
-        return RecordedTotals(self._communication_seconds, self._waiting_seconds, self._bytes_sent, self._messages)
 
     @property
     def computing_seconds(self) -> Mapping[str, float]:
@@ -233,14 +213,9 @@ def capture_calls(recorder: Recorder, work: Callable[[], None]) -> CapturedCalls
 def bytes_sent_by_rank(operation: str, nbytes: int, ranks: int, is_root: bool = False) -> int:
     """Bytes that one rank sends in `operation`, rounded down.
 
-    Raises `ValueError` if the operation is unknown.
-
-    Parameters
-    ----------
-    operation : {"allreduce", "allgather", "broadcast", "scatter", "gather", "send", "receive", "barrier"}
-    nbytes : int
-        Bytes of the full vector: the array that every rank ends up with (``allreduce``, ``allgather``, ``broadcast``),
-        all parts together (``scatter``, ``gather``), or the message.
+    `nbytes` is the full vector: the array that every rank ends up with (``allreduce``, ``allgather``, ``broadcast``),
+    all parts together (``scatter``, ``gather``), or the message (``send``; ``receive`` and ``barrier`` send nothing).
+    Raises `ValueError` for another operation.
     """
     if ranks == 1:
         return 0

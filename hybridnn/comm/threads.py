@@ -48,13 +48,9 @@ def cores_of_node(node_group: Group) -> int:
 def limit_blas_threads(node_group: Group, multiply_adds: int = 0) -> BlasThreads:
     """Set the number of BLAS threads of this process. Collective over the node.
 
-    It is left alone if one of `THREAD_VARIABLES` is set in the environment.
-
-    Parameters
-    ----------
-    multiply_adds : int
-        Of the largest matrix product of this rank. Up to `LARGE_PRODUCT` it gets one thread; above, as many as leave
-        every rank of the node its own cores.
+    The largest matrix product of this rank has `multiply_adds`. Up to `LARGE_PRODUCT` it gets one thread; above, as
+    many as leave every rank of the node its own cores. It is left alone if one of `THREAD_VARIABLES` is set in the
+    environment.
     """
     from threadpoolctl import ThreadpoolController
 

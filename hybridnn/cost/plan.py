@@ -30,6 +30,7 @@ from hybridnn.parallel.dense import MODEL_SPLITS
 from hybridnn.parallel.grid import StageShapes
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.partition import microbatch_counts
+from hybridnn.pipeline.schedules.compiled_schedule import Channel
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
     Backward,
@@ -42,7 +43,6 @@ from hybridnn.pipeline.schedules.instructions import (
     WeightGradient,
 )
 from hybridnn.pipeline.schedules.methods import METHODS, Method
-from hybridnn.pipeline.schedules.schedule import Channel
 from hybridnn.utils.checks import require_whole
 from hybridnn.utils.text import counted, format_seconds
 

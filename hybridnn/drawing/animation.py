@@ -25,9 +25,10 @@ from hybridnn.drawing.drawing import (
     readable_duration,
     version_text,
 )
+from hybridnn.pipeline.schedules.compiled_schedule import MessageFlow
 from hybridnn.pipeline.schedules.instructions import Barrier, Forward, Recompute, Update
 from hybridnn.pipeline.schedules.methods import METHODS
-from hybridnn.pipeline.schedules.program import activation_lifetimes, input_lifetimes, plan_memory
+from hybridnn.pipeline.schedules.program import lifetimes, plan_memory
 from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.pipeline.schedules.weight_policies import WeightRead
 from hybridnn.utils.text import to_json
@@ -105,10 +106,11 @@ class _Story:
     def stage(self, stage: int) -> Stage:
         """What a stage holds within the time of the drawing."""
         order, label = self.schedule.orders[stage], self.numbering.label
-        activations = ((label(item), begin, end) for item, (begin, end) in activation_lifetimes(order).items())
+        of_inputs, of_activations = lifetimes(order)
+        activations = ((label(item), *lifetime) for item, lifetime in of_activations.items())
         inputs: Iterable[tuple[str, int, int]] = ()
         if any(isinstance(item, Recompute) for item in order):
-            inputs = ((label(Forward(*part)), *lifetime) for part, lifetime in input_lifetimes(order).items())
+            inputs = ((label(Forward(*part)), *lifetime) for part, lifetime in of_inputs.items())
         barriers = tuple(
             (item.start, item.end)
             for item in self.timeline.stages[stage]
@@ -119,15 +121,16 @@ class _Story:
 
     def messages(self) -> tuple[SentMessage, ...]:
         """Messages that are sent and used, by the time at which they are sent."""
+        flow = MessageFlow(self.schedule)
         sent = {
             message: (item.start, item.end)
             for stage, items in enumerate(self.timeline.stages)
             for item in items
-            if (message := self.schedule.flow.carried(stage, item.instruction)) is not None
+            if (message := flow.carried(stage, item.instruction)) is not None
         }
         found = []
         for stage, items in enumerate(self.timeline.stages):
-            _, needed = self.schedule.flow.of_stage(stage)
+            _, needed = flow.of_stage(stage)
             for use in items:
                 item = use.instruction
                 channel = needed.get((type(item), item.chunk))

@@ -101,27 +101,6 @@ def squared_norm(flat: HostArray) -> float:
     return float(sum(np.dot(block, block) for block in blocks))
 
 
-def weighted_cross_entropy(
-    logits: HostArray,
-    labels: HostArray,
-    columns: HostArray,
-    weights: HostArray,
-    scale: float,
-    gradient: HostArray,
-    loss: HostArray,
-) -> None:
-    """`Kernels.cross_entropy` with each loss times the weight of its class, shape (classes,); on the host only."""
-    loss[0] = 0
-    if logits.shape[1]:
-        np.subtract(logits, logits.max(axis=0), out=gradient)
-        label_logits = gradient[labels, columns]
-        np.exp(gradient, out=gradient)
-        sums, of_samples = gradient.sum(axis=0), weights[labels]
-        np.multiply(gradient, of_samples * scale / sums, out=gradient)
-        gradient[labels, columns] -= of_samples * scale
-        loss[0] = np.sum(of_samples * (np.log(sums) - label_logits))
-
-
 class Kernels:
     """Arithmetic of one device. A GPU does not use the arguments `scratch`, `workspace`, `ones` and `columns`.
 

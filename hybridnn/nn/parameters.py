@@ -151,15 +151,10 @@ def _aligned(position: int) -> int:
 
 
 def initialize_rows(layer: DenseLayer, seed: int, rows: slice, columns: slice, out: NDArray[Any]) -> None:
-    """Write a block of the initial weights of `layer` to `out`.
+    """Write a block of the initial weights of `layer`, of its matrix of shape (outputs, inputs), to `out`.
 
     he: normal with variance 2 / inputs (He et al. 2015, equation 10); lecun: normal with variance 1 / inputs (LeCun et
     al. 1998, equation 16); glorot: uniform on ±sqrt(6 / (inputs + outputs)) (Glorot and Bengio 2010, equation 16).
-
-    Parameters
-    ----------
-    rows, columns : slice
-        Block of the weight matrix, shape (outputs, inputs).
     """
     for target, row in zip(out, range(rows.start, rows.stop), strict=True):
         generator = np.random.Generator(np.random.Philox(key=[seed, layer.index], counter=[0, 0, 0, row]))

@@ -105,10 +105,7 @@ class ColumnDense:
     def backward_input(self, p: LayerParameters, s: LayerArrays, bias_gradient: Array | None = None) -> Request:
         """Compute ``s.dz`` from ``s.dy`` and start the all-reduce of ``s.dx``, which the request completes.
 
-        Parameters
-        ----------
-        bias_gradient : array, optional
-            Receives the gradient of this rank's biases; `backward_weight` then leaves it out.
+        `bias_gradient`, if given, receives the gradient of this rank's biases; `backward_weight` then leaves it out.
         """
         if bias_gradient is None:
             self._kernels.gradient_of_activation(self._activation, s.activation, s.own_dy, s.dz, s.scratch)

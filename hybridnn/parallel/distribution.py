@@ -25,12 +25,9 @@ if TYPE_CHECKING:
 
 
 class ScatterDistributor:
-    """Rank 0 reads the minibatch and sends it.
+    """Rank 0 reads the minibatch and sends it: one message to every rank.
 
-    Parameters
-    ----------
-    broadcast : bool
-        False: one message to every rank. True: one per batch rank, then a broadcast within the model group.
+    With `broadcast`: one per batch rank, then a broadcast within the model group.
     """
 
     def __init__(self, grid: ProcessGrid, broadcast: bool) -> None:

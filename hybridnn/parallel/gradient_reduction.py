@@ -21,15 +21,8 @@ from hybridnn.nn.kernels import Array
 def plan_buckets(ends: Sequence[int], size: int, min_elements: int) -> dict[int, tuple[int, int]]:
     """Buckets of the gradient buffer, each with the layer after whose backward pass it is complete.
 
-    Parameters
-    ----------
-    size : int
-        Elements of the buffer, including the loss.
-
-    Returns
-    -------
-    dict
-        Layer to (start, stop), from the last layer to layer 0, which always has a bucket.
+    The buffer has `size` elements, including the loss. From layer to (start, stop), from the last layer to layer 0,
+    which always has a bucket.
     """
     buckets: dict[int, tuple[int, int]] = {}
     stop = size
@@ -44,12 +37,8 @@ def plan_buckets(ends: Sequence[int], size: int, min_elements: int) -> dict[int,
 class GradientReducer:
     """All-reduces the gradient buffer over a batch group of several ranks during a backward pass.
 
-    Parameters
-    ----------
-    gradient : ndarray, shape (size,)
-        The flat buffer, summed in place.
-    overlap : bool
-        False: one all-reduce after the backward pass (Laugier et al. 2018, Algorithm 1, line 14).
+    The flat buffer `gradient`, shape (size,), is summed in place. Without `overlap` there is one all-reduce after the
+    backward pass (Laugier et al. 2018, Algorithm 1, line 14).
     """
 
     def __init__(self, group: Group, gradient: Array, ends: Sequence[int], overlap: bool) -> None:

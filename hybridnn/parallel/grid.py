@@ -17,19 +17,8 @@ from math import prod
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from hybridnn.comm.group import MESSAGE_LIMIT, Group
-from hybridnn.comm.mpi import (
-    detect_launch,
-    free_unused,
-    import_mpi,
-    is_child,
-    kept,
-    ranks_within,
-    require_communicator,
-    split,
-)
+from hybridnn.comm.mpi import detect_launch, import_mpi, is_child, ranks_within, require_communicator
 from hybridnn.comm.recorder import Recorder
 from hybridnn.errors import GridError, SettingError
 from hybridnn.utils.checks import require_number, require_whole, with_advice
@@ -126,9 +115,12 @@ class ProcessGrid:
         arguments = {"pipeline": pipeline, "batch": batch, "model": model, "stages": stages}
         _require_equal(all_ranks_group(comm, stall_seconds), arguments | {"message_limit": message_limit})
         self.comm: Any = comm if comm is not None else import_mpi().COMM_WORLD
-        size = self.comm.Get_size()
+        size, self.lock = self.comm.Get_size(), RLock()
         if size > 1:
+            from hybridnn.comm.kept import free_unused, kept  # one rank has no communicators
+
             free_unused(self.comm)
+            self.lock = kept(self.comm, "lock", RLock)  # grids share communicators
         message_limit = require_whole("message_limit", message_limit, 1)
         if not isinstance(recorder, Recorder | None):
             raise SettingError("recorder", recorder, "must be a Recorder")
@@ -140,7 +132,6 @@ class ProcessGrid:
         self.pipeline = len(self.stages)
         self._first_of_stage = [0, *accumulate(map(prod, self.stages))]
         self.recorder = recorder if recorder is not None else Recorder()
-        self.lock = RLock() if size == 1 else kept(self.comm, "lock", RLock)  # grids share communicators
         self.trainers = 0
         self._make_groups(*self._place(), message_limit)
         self.stall_watchdog: StallWatchdog | None = None
@@ -152,14 +143,14 @@ class ProcessGrid:
 
     def _place(self) -> tuple[int, int]:
         """Find nodes and this rank's coordinates; return its position and its node. Collective."""
-        nodes = kept(self.comm, "nodes", lambda: _node_of_every_rank(self.comm)) if self.comm.Get_size() > 1 else [0]
-        self.nodes, self.node_ranks = len(set(nodes)), max(Counter(nodes).values())
-        rank = self.comm.Get_rank()
+        rank, nodes = self.comm.Get_rank(), [0]
         position = rank
-        if self.nodes > 1:
-            from hybridnn.parallel.nodes import place_ranks
+        if self.comm.Get_size() > 1:
+            from hybridnn.parallel.nodes import nodes_of_ranks, place_ranks
 
+            nodes = nodes_of_ranks(self.comm)
             position = place_ranks(nodes, max(model for _, model in self.stages)).index(rank)
+        self.nodes, self.node_ranks = len(set(nodes)), max(Counter(nodes).values())
         self.pipeline_rank = bisect_right(self._first_of_stage, position) - 1
         self.batch, self.model = self.stages[self.pipeline_rank]
         self.shape = self.pipeline, self.batch, self.model
@@ -172,7 +163,9 @@ class ProcessGrid:
         def group(axis: str, color: int, longest: int) -> Group:
             comm, members = None, [position]
             if longest > 1:
-                comm = kept(self.comm, (axis, self.stages), lambda: split(self.comm, color, position))
+                from hybridnn.comm.kept import kept_split
+
+                comm = kept_split(self.comm, (axis, self.stages), color, position)
             if comm is not None:
                 members = ranks_within(comm, comm if axis == "world" else self.world.comm)
             return Group(comm, axis, self.recorder, message_limit, members)
@@ -218,14 +211,8 @@ def all_ranks_group(comm: MPI.Intracomm | None = None, stall_seconds: float = ST
     """Group of the ranks of `comm`, by default all of the job, before they are arranged as a grid; collective.
 
     A rank that exits instead, or does not call this within `stall_seconds` (0 for no limit), ends the job: see
-    `hybridnn.diagnostics.failsafe.wait_for_ranks`.
-
-    Raises
-    ------
-    EnvironmentProblem
-        On every process, if MPI does not see all processes that were started.
-    GridError
-        If `comm` belongs to other ranks than those running.
+    `hybridnn.diagnostics.failsafe.wait_for_ranks`. Raises `EnvironmentProblem` on every process if MPI does not see all
+    processes that were started, and `GridError` if `comm` belongs to other ranks than those running.
     """
     if comm is not None:
         require_communicator(comm)
@@ -253,18 +240,6 @@ def _require_equal(group: Group, arguments: dict[str, Any]) -> None:
         raise GridError(f"process grid: {texts}; it must be the same on every rank")
 
 
-def _node_of_every_rank(comm: MPI.Intracomm) -> list[int]:
-    """Node of every rank, identified by its lowest rank."""
-    mpi: Any = import_mpi()
-    lowest = np.array([comm.Get_rank()], np.int64)
-    node_comm = comm.Split_type(mpi.COMM_TYPE_SHARED)
-    node_comm.Allreduce(mpi.IN_PLACE, lowest, mpi.MIN)
-    node_comm.Free()
-    nodes = np.empty(comm.Get_size(), np.int64)
-    comm.Allgather(lowest, nodes)
-    return nodes.tolist()
-
-
 def fitting_grids(ranks: int, pipeline: int = 1) -> list[tuple[int, int]]:
     """All (batch, model) pairs that use exactly `ranks` with `pipeline` stages."""
     if ranks % pipeline:
@@ -276,12 +251,8 @@ def fitting_grids(ranks: int, pipeline: int = 1) -> list[tuple[int, int]]:
 def resolve_axes(ranks: int, pipeline: int, batch: int | None, model: int) -> tuple[int, int, int]:
     """Check the axes against the number of ranks; without `batch`, that axis gets all remaining ranks.
 
-    Raises
-    ------
-    SettingError
-        If an axis is not an integer of at least 1.
-    GridError
-        If the product of the axes is not `ranks`; the message says what it is and lists grids that would fit.
+    Raises `SettingError` if an axis is not an integer of at least 1, and `GridError`, which lists grids that would fit,
+    if the product of the axes is not `ranks`.
     """
     pipeline, model = require_whole("parallel.pipeline", pipeline, 1), require_whole("parallel.model", model, 1)
     batch = None if batch is None else require_whole("parallel.batch", batch, 1)
@@ -302,19 +273,10 @@ def resolve_axes(ranks: int, pipeline: int, batch: int | None, model: int) -> tu
 
 
 def resolve_stages(ranks: int, stages: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Check the widths of the stages against the number of ranks.
+    """Check the widths of the stages, batch and model ranks of each, against the number of ranks.
 
-    Parameters
-    ----------
-    stages : sequence of (int, int)
-        Batch and model ranks of every stage.
-
-    Raises
-    ------
-    SettingError
-        If there is no stage, or a width is not an integer of at least 1.
-    GridError
-        If the stages do not have `ranks` ranks in total.
+    Raises `SettingError` if there is no stage, or a width is not an integer of at least 1, and `GridError` if the
+    stages do not have `ranks` ranks in total.
     """
     try:
         pairs = [(batch, model) for batch, model in stages]

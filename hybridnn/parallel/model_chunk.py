@@ -10,7 +10,6 @@ same interface, documented at `PrivateReplica`, whose methods are collective ove
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -24,18 +23,10 @@ from hybridnn.nn.optimizers import Optimizer, OptimizerState, new_state
 from hybridnn.nn.parameters import LayerParameters, ParameterLayout, parameter_name
 from hybridnn.parallel.dense import LayerArrays, WeightGradientArrays, parallel_dense, split_layers
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.parallel.workspace import MicrobatchBuffers, StageArrays, StageRole, Workspace
+from hybridnn.parallel.workspace import StageArrays
 
 if TYPE_CHECKING:
     from hybridnn.parallel.shared_replica import SharedReplica, Sharing
-
-
-@dataclass(frozen=True)
-class ReplicaConfig:
-    """Replication of a stage over its batch group."""
-
-    sharing: Sharing | None = None  # the ranks of the node that share a replica; None for private replicas
-    arrays: int = 1  # arrays of a shared replica: versions of the weights, and slots of the optimizer
 
 
 class ModelChunk:
@@ -45,6 +36,10 @@ class ModelChunk:
     ----------
     grid : ProcessGrid
         The layers are split over its model group, the gradients summed over its batch group.
+    sharing : Sharing, optional
+        The ranks of the node that share a replica; by default it is private.
+    arrays : int
+        Arrays of a shared replica: versions of the weights, and slots of the optimizer.
 
     Attributes
     ----------
@@ -65,7 +60,8 @@ class ModelChunk:
         dtype: DTypeLike,
         overlap: bool,
         kernels: Kernels = NUMPY,
-        config: ReplicaConfig = ReplicaConfig(),
+        sharing: Sharing | None = None,
+        arrays: int = 1,
     ) -> None:
         self.kernels, group = kernels, grid.model_group
         self.shards = split_layers(layers, split, group.size, group.rank)
@@ -73,35 +69,16 @@ class ModelChunk:
         self._dense = [parallel_dense(shard, group, overlap, kernels) for shard in self.shards]
         self.layout = ParameterLayout(self.shards)
         self.replica: PrivateReplica | SharedReplica
-        if config.sharing is None:
+        if sharing is None:
             self.replica = PrivateReplica(grid.batch_group, self.layout.ends, dtype, overlap, kernels)
         else:
             from hybridnn.parallel.shared_replica import SharedReplica  # one process needs none
 
-            self.replica = SharedReplica(config.sharing, self.layout.size, dtype, config.arrays)
+            self.replica = SharedReplica(sharing, self.layout.size, dtype, arrays)
         self._gradients = self.layout.views(self.replica.gradient)
         self.weights: NDArray[Any] = self.replica.new_array()
         self.loss: NDArray[Any] = self.replica.loss
         self.parameters = self.layout.views(self.weights)
-
-    def workspace(
-        self,
-        capacity: int,
-        role: StageRole,
-        buffers: MicrobatchBuffers = MicrobatchBuffers(),  # noqa: B008 - frozen
-    ) -> Workspace:
-        """Workspace for microbatches of up to `capacity` samples on this rank."""
-        # Between stages and within a model group rows travel, and the kernels of a device read along them.
-        features_contiguous = self._group.size > 1 or not all(role) or not self.kernels.on_host
-        return Workspace(
-            self.shards,
-            capacity,
-            self.weights.dtype,
-            role,
-            buffers,
-            features_contiguous=features_contiguous,
-            kernels=self.kernels,
-        )
 
     def forward(self, arrays: StageArrays, parameters: Sequence[LayerParameters] | None = None) -> None:
         """Compute the outputs from the inputs in `arrays`, with the current weights by default."""
@@ -118,12 +95,8 @@ class ModelChunk:
     ) -> None:
         """Compute the gradients from the output gradient in `arrays`.
 
-        Parameters
-        ----------
-        accumulate : bool
-            Add to the gradients of earlier microbatches in the gradient buffer.
-        reduce : bool
-            Start the all-reduce of each layer's gradients as soon as they are complete; `replica.finish` completes it.
+        With `accumulate`, they are added to those of earlier microbatches in the gradient buffer. With `reduce`, the
+        all-reduce of each layer's gradients starts as soon as they are complete; `replica.finish` completes it.
         """
         parameters = parameters or self.parameters
         for index in reversed(range(len(self._dense))):
@@ -146,11 +119,8 @@ class ModelChunk:
     ) -> None:
         """Compute the gradient of the input only, for which the previous stage waits.
 
-        Parameters
-        ----------
-        done : callable, optional
-            Called after each layer with its index and arrays, before the operands of its weight gradient may be
-            overwritten (in a workspace that does not keep ``dz``).
+        `done` is called after each layer with its index and arrays, before the operands of its weight gradient may be
+        overwritten (in a workspace that does not keep ``dz``).
         """
         parameters = parameters or self.parameters
         for index in reversed(range(len(self._dense))):
@@ -201,10 +171,7 @@ class ModelChunk:
     def squared_gradient_norm(self, norm: Array) -> None:
         """Squared norm of the last gradient, summed over the batch group, each parameter of the model counted once.
 
-        Parameters
-        ----------
-        norm : array of float64, shape (1,)
-            Receives it; asynchronous on a device.
+        `norm`, an array of float64 and shape (1,), receives it; asynchronous on a device.
         """
         self.replica.squared_norm_into(norm)
         self._group.allreduce(norm)
@@ -212,10 +179,7 @@ class ModelChunk:
     def gather_parameters(self, flat: NDArray[Any]) -> dict[str, NDArray[Any]]:
         """Gather the global arrays whose blocks `flat` holds; collective over the model group.
 
-        Returns
-        -------
-        dict
-            Name to array: ``layers.<i>.weight``, shape (outputs, inputs), and ``layers.<i>.bias``.
+        By name: ``layers.<i>.weight``, shape (outputs, inputs), and ``layers.<i>.bias``.
         """
         arrays: dict[str, NDArray[Any]] = {}
         flat = self.kernels.to_host(flat)
@@ -229,16 +193,13 @@ class ModelChunk:
             arrays[parameter_name(shard.layer, "bias")] = _summed(self._group, bias)
         return arrays
 
-    def initialize(self, seed: int) -> None:
-        """Draw the initial weights, on the host."""
+    def load(self, weights: Mapping[str, NDArray[Any]] | None, seed: int = 0) -> None:
+        """Copy this rank's blocks of global arrays to the weights; None: draw the initial weights, on the host."""
         host = self.kernels.to_host(self.weights)
-        self.layout.initialize(host, seed)
-        self.kernels.put(host, self.weights)
-
-    def load(self, weights: Mapping[str, NDArray[Any]]) -> None:
-        """Copy this rank's blocks of global arrays to the weights."""
-        host = self.kernels.to_host(self.weights)
-        self.layout.load(host, weights)
+        if weights is None:
+            self.layout.initialize(host, seed)
+        else:
+            self.layout.load(host, weights)
         self.kernels.put(host, self.weights)
 
 
@@ -320,10 +281,7 @@ class PrivateReplica:
     def clip(self, squared_norm: Array, limit: float) -> None:
         """Scale the sum of all gradients by limit / norm if the norm is above `limit`.
 
-        Parameters
-        ----------
-        squared_norm : array of float64, shape (1,)
-            Of the gradients of all layers, of which these may be some.
+        `squared_norm`, an array of float64 and shape (1,), is that of all layers, of which these may be some.
         """
         self._kernels.clip_to_norm(self.gradient, squared_norm, limit)
 

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.group import Group
-from hybridnn.comm.mpi import import_mpi, kept
+from hybridnn.comm.kept import kept
+from hybridnn.comm.mpi import import_mpi
 from hybridnn.errors import EnvironmentProblem
 
 SHARED_MEMORY = "/dev/shm"  # folder in which MPI libraries create windows on Linux
@@ -62,15 +63,9 @@ class SharedWindows:
 class NodeMemory:
     """Allocates shared-memory windows of ranks of a node, and frees them together; a single rank gets private memory.
 
-    The constructor and all methods are collective over the ranks that share. The constructor frees windows of these
-    ranks that were dropped.
-
-    Parameters
-    ----------
-    group : Group
-        The ranks that share.
-    alternative : str
-        Setting that avoids shared memory, for the error if there is not enough.
+    The constructor and all methods are collective over the ranks that share, those of `group`. The constructor frees
+    windows of these ranks that were dropped. `alternative` is the setting that avoids shared memory, for the error if
+    there is not enough.
     """
 
     def __init__(self, group: Group, alternative: str = "") -> None:
@@ -114,10 +109,7 @@ class NodeMemory:
     def publish(self, synchronize: Callable[[], None] | None = None) -> None:
         """Synchronize the ranks that share and make all earlier writes visible to them.
 
-        Parameters
-        ----------
-        synchronize : callable, optional
-            A collective that completes on no rank before all have started it; a barrier by default.
+        `synchronize` is a collective that completes on no rank before all have started it; a barrier by default.
         """
         for window, _ in self._windows:
             window.Sync()
@@ -150,17 +142,27 @@ def free_shared_memory() -> float:
 # -- positions of ranks ------------------------------------------------------------------------------------------------
 
 
+def nodes_of_ranks(comm: Any) -> list[int]:
+    """Node of every rank of `comm`, identified by its lowest rank; collective."""
+
+    def find() -> list[int]:
+        mpi: Any = import_mpi()
+        lowest = np.array([comm.Get_rank()], np.int64)
+        node_comm = comm.Split_type(mpi.COMM_TYPE_SHARED)
+        node_comm.Allreduce(mpi.IN_PLACE, lowest, mpi.MIN)
+        node_comm.Free()
+        nodes = np.empty(comm.Get_size(), np.int64)
+        comm.Allgather(lowest, nodes)
+        return list(map(int, nodes))
+
+    return kept(comm, "nodes", find)
+
+
 def place_ranks(nodes: Sequence[int], model: int) -> list[int]:
-    """The rank at each position of the grid.
+    """The rank at each position of the grid, from the node of every rank, any integers.
 
-    If ranks are numbered by node and every node has a multiple of `model` ranks, the order is 0, 1, 2, …
-
-    Parameters
-    ----------
-    nodes : sequence of int
-        Node of every rank; any integers, equal for ranks of one node.
-    model : int
-        Ranks of a model group, of the stage with most.
+    If ranks are numbered by node and every node has a multiple of `model` ranks, those of the largest model group, the
+    order is 0, 1, 2, …
     """
     ranks_of: dict[int, list[int]] = {}
     for rank, node in enumerate(nodes):

@@ -56,10 +56,7 @@ class Sharing:
 def share_replicas(grid: ProcessGrid) -> Sharing | None:
     """Create the shared memory and groups of shared replicas; collective over the grid.
 
-    Returns
-    -------
-    Sharing or None
-        None if no node holds several ranks of this rank's batch group.
+    None if no node holds several ranks of this rank's batch group.
     """
     batch = grid.batch_group
     sharers = len(set(batch.members) & set(grid.node_group.members))

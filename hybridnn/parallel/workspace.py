@@ -19,7 +19,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.nn.kernels import NUMPY, Array, Kernels
 from hybridnn.nn.parameters import LayerShard
-from hybridnn.parallel.dense import LayerArrays, WeightGradientArrays
+from hybridnn.parallel.dense import LayerArrays
 
 # At most so many samples and at least so many outputs make a transposed product faster for input gradients, as
 # `benchmarks/input_gradients.py` shows: see `Kernels.matmul_transposed`.
@@ -70,18 +70,17 @@ class _ActivationSet:
     full_inputs: list[Array | None]
     dz: list[Array | None]
 
-    def arrays(self) -> list[Array]:
-        optional = *self.separate, *self.full_inputs, *self.dz
-        return [*self.outputs, *(array for array in optional if array is not None)]
+    @property
+    def nbytes(self) -> int:
+        arrays = *self.outputs, *self.separate, *self.full_inputs, *self.dz
+        return sum(array.nbytes for array in arrays if array is not None)
 
 
 class Workspace:
     """Memory for microbatches of up to `capacity` samples on this rank.
 
-    Parameters
-    ----------
-    features_contiguous : bool
-        Whether rows of the arrays must be contiguous, because they travel in messages or kernels read along them.
+    Rows of the arrays must be contiguous (`features_contiguous`) where they travel in messages or kernels read along
+    them.
     """
 
     def __init__(
@@ -105,9 +104,8 @@ class Workspace:
         self._columns = kernels.to_device(np.arange(capacity))
         self._ones = self._kernels.zeros((capacity,), dtype)
         self._ones[...] = 1
-        self._own_gradient = self._allocate(
-            max((_own_height(shard) for shard in shards if shard.layer.residual), default=0)
-        )
+        residual = [_own_height(shard) for shard in shards if shard.layer.residual]
+        self._own_gradient = self._allocate(max(residual, default=0))
         input_height = 0 if role.loads_input else shards[0].layer.inputs
         height = max(input_height, *(_output_height(shard) for shard in shards))
         self._gradients = (self._allocate(height), self._allocate(height))
@@ -124,15 +122,14 @@ class Workspace:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        transient = [self._columns, self._ones, self._own_gradient, *self._gradients]
-        transient += [] if self._product is None else [self._product]
-        return int(self.activation_bytes + sum(array.nbytes for array in transient))
+        transient = self._columns, self._ones, self._own_gradient, *self._gradients, self._product
+        return self.activation_bytes + sum(int(array.nbytes) for array in transient if array is not None)
 
     @property
     def activation_bytes(self) -> int:
         """Bytes of the inputs and activations stored until their backward pass."""
-        stored = [array for item in self._activations for array in item.arrays()]
-        return sum(array.nbytes for array in (*self._inputs, *chain(*self._targets.values()), *stored))
+        stored = *self._inputs, *chain(*self._targets.values()), *self._activations
+        return sum(array.nbytes for array in stored)
 
     def arrays(self, n: int, input_slot: int = 0, activation_slot: int = 0, labels: bool | None = None) -> StageArrays:
         """Views for `n` samples, at most the capacity, of one input buffer and one set of activations.
@@ -232,56 +229,6 @@ class Workspace:
             product=None if product is None else product[: n * len(x)].reshape(n, len(x)),
             ones=self._ones[:n],
         )
-
-
-class ConcatenatedMicrobatches:
-    """Inputs and gradients of all samples of a minibatch on this rank, for one weight-gradient product per layer.
-
-    The microbatches are concatenated as columns, so ``dz xᵀ`` over all columns is the sum over the microbatches. One
-    large product is faster than several small ones whose results are added.
-
-    Parameters
-    ----------
-    loads_input : bool
-        Whether the first layer's input is data, of which every sample is contiguous.
-    """
-
-    def __init__(
-        self, shards: Sequence[LayerShard], capacity: int, dtype: DTypeLike, loads_input: bool, kernels: Kernels
-    ) -> None:
-        self._kernels, self._loads_input = kernels, loads_input
-        self._shapes = [shard.weight_shape for shard in shards]
-        self._x = [kernels.empty((columns * capacity,), dtype) for _, columns in self._shapes]
-        self._dz = [kernels.empty((rows * capacity,), dtype) for rows, _ in self._shapes]
-        self._ones = kernels.zeros((capacity,), dtype)
-        self._ones[...] = 1
-        self._cache: dict[int, list[WeightGradientArrays]] = {}
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all arrays."""
-        return sum(array.nbytes for array in (self._ones, *self._x, *self._dz))
-
-    def layers(self, samples: int) -> list[WeightGradientArrays]:
-        """Views for a minibatch of `samples` on this rank."""
-        if samples not in self._cache:
-            self._cache[samples] = [self._view(index, samples) for index in range(len(self._shapes))]
-        return self._cache[samples]
-
-    def copy_layer(self, index: int, layer: LayerArrays, first: int, samples: int) -> None:
-        """Copy the input and gradient of one layer of a microbatch to the columns from `first` on, of `samples`."""
-        concatenated = self.layers(samples)[index]
-        columns = slice(first, first + len(layer.ones))
-        self._kernels.copy(layer.x, concatenated.x[:, columns])
-        self._kernels.copy(layer.dz, concatenated.dz[:, columns])
-
-    def _view(self, index: int, samples: int) -> WeightGradientArrays:
-        rows, columns = self._shapes[index]
-        x: Array = self._x[index][: columns * samples]
-        samples_contiguous = self._loads_input and index == 0
-        x = x.reshape(samples, columns).T if samples_contiguous else x.reshape(columns, samples)
-        dz = self._dz[index][: rows * samples].reshape(rows, samples)
-        return WeightGradientArrays(x=x, dz=dz, ones=self._ones[:samples])
 
 
 def _own_height(shard: LayerShard) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from itertools import accumulate, chain
 from math import prod
 
@@ -86,14 +86,10 @@ class Layout:
         The staleness of a minibatch is the number of updates between the version that its forward pass reads and the
         version that its gradient is applied to.
         """
-        stages = len(self.stages)
+        policy, stages = METHODS[self.method].policy, len(self.stages)
         if self.exact:
             return (0.0,) * stages
-        from hybridnn.pipeline.schedules.program import make_program  # not needed by exact methods
-
-        schedule = partial(self.schedule, messages=False)
-        programs = [make_program(schedule, stage, stages, minibatches) for stage in range(stages)]
-        return tuple(program.mean_staleness(minibatches) for program in programs)
+        return tuple(policy.mean_staleness(stage, stages, minibatches) for stage in range(stages))
 
     # -- pipeline ----------------------------------------------------------------------------------------------------
 

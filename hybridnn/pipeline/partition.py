@@ -62,8 +62,6 @@ def check_partition(counts: Sequence[int], layers: int, stages: int) -> None:
 
     if len(counts) != stages:
         raise error(f"needs one count of layers for each of {stages} stage{'s' * (stages > 1)}")
-    if any(isinstance(count, bool) or not isinstance(count, int) or count < 1 for count in counts):
-        raise error("each stage needs a whole number of layers, 1 or more")
     if sum(counts) != layers:
         raise error(f"the counts add up to {sum(counts)}, the network has {layers} layers")
 

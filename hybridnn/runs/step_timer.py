@@ -17,7 +17,7 @@ from hybridnn.training.config import TrainConfig
 from hybridnn.training.data_split import make_split
 from hybridnn.training.device import TrainingDevice
 from hybridnn.training.engine import Engine
-from hybridnn.training.epoch import train_epochs
+from hybridnn.training.epoch import EpochSteps
 from hybridnn.training.records import TrainingState
 
 RATE = 1e-9  # learning rate, so small that the training does not diverge
@@ -47,7 +47,7 @@ class TrainingTimer:
         def train() -> None:
             batches = [generator.integers(samples, size=case.batch_size) for _ in range(STEPS)]
             minibatches = engine.make_minibatches(split, batches, [RATE] * STEPS, first=engine.updates)
-            train_epochs(engine, split, [minibatches], state, lambda event: False)
+            EpochSteps(engine, [minibatches], state, lambda event: False).train(split)
 
         train()  # warm-up
         instructions = len(case.layout.schedule(1).orders[0])
@@ -65,7 +65,7 @@ class TrainingTimer:
         )
         device = TrainingDevice(NUMPY, "cpu", "")
         engine = device.make_engine(config, self._grid, case.layout)
-        engine.initialize()
+        engine.load()
         return engine
 
     def _timed(self, train: Callable[[], None], instructions: int) -> StepTime:

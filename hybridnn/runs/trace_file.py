@@ -211,7 +211,7 @@ def _lost_until(recorder: Recorder) -> float:
     """Time, by this rank's clock, before which events may have been dropped; minus infinity where none were."""
     events = recorder.events
     kept = sum(event.kind == "communication" and not event.name.endswith((".wait", ".test")) for event in events)
-    return events[0].stop if events and kept < recorder.totals.messages else -inf
+    return events[0].stop if events and kept < recorder.messages else -inf
 
 
 def _clock(grid: ProcessGrid) -> float:

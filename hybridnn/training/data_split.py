@@ -14,7 +14,7 @@ from hybridnn.comm.agreement import agree
 from hybridnn.comm.blocks import block_slice
 from hybridnn.data import ArrayRows, Rows, as_rows
 from hybridnn.data.rows import as_array, constant_targets, require_finite
-from hybridnn.errors import DataError, SettingError
+from hybridnn.errors import DataError
 from hybridnn.nn.kernels import HostArray
 from hybridnn.nn.mlp import MLP
 from hybridnn.parallel.grid import ProcessGrid
@@ -22,8 +22,6 @@ from hybridnn.utils.text import counted
 
 LARGE_INPUT = 1e3
 """Inputs beyond this size are taken for columns that nobody has standardized."""
-
-LABELS_READ = 2**20  # labels that are read at a time
 
 REGRESSION = 'for a regression give y.astype(float), or MLP loss="mse"'
 
@@ -109,21 +107,6 @@ def make_split(
         require_same_rows(grid.world, what, rows, dtype, complete=False, advice=advice)
     samples, classification = int(facts[0]), bool(facts[1])
     return DataSplit(rows if has_data else None, samples, "classification" if classification else "regression")
-
-
-def has_validation(grid: ProcessGrid, distribution: str, given: bool) -> bool:
-    """Whether there is a test split, by rank 0 if it scatters the minibatches; collective.
-
-    Otherwise `DataError` is raised on every rank if only some have validation samples.
-    """
-    flag = np.array([given], np.int64)
-    if distribution != "local":
-        grid.world.broadcast(flag)
-    elif grid.size > 1:
-        from hybridnn.training.rank_comparison import require_same_data
-
-        require_same_data(grid.world, "validation data", lambda: {"samples": "some" if given else "none"})
-    return bool(flag[0])
 
 
 def as_samples(x: Any, features: int, dtype: DTypeLike) -> NDArray[Any]:
@@ -220,21 +203,6 @@ def without_r2(part: str, task: str, samples: int) -> str:
     if task != "regression" or samples != 1:
         return ""
     return f"the {part} data are a single sample, of which there is no R²: it chooses no epoch and ends no training"
-
-
-def balanced_weights(grid: ProcessGrid, split: DataSplit, classes: int, dtype: DTypeLike) -> NDArray[Any]:
-    """Samples / (classes that occur * samples of the class), shape (classes,), by rank 0's labels; collective."""
-    if split.task != "classification":
-        raise SettingError("training.class_weight", "balanced", "needs classes, and this is a regression")
-    counts = np.zeros(classes, np.int64)
-    if grid.rank == 0 and split.rows is not None:
-        for start in range(0, split.samples, LABELS_READ):
-            labels = np.empty(min(LABELS_READ, split.samples - start), np.int64)
-            split.rows.take(np.arange(start, start + len(labels)), None, labels)
-            counts += np.bincount(labels, minlength=classes)
-    grid.world.broadcast(counts)
-    weights = np.divide(split.samples / np.count_nonzero(counts), counts, out=np.zeros(classes), where=counts > 0)
-    return weights.astype(dtype)
 
 
 def doubts(rows: Rows, test: DataSplit | None, *, is_first: bool) -> Iterator[str]:

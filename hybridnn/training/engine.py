@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import lru_cache, partial
 from math import ceil, isfinite, sqrt
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -16,13 +15,13 @@ from hybridnn.comm.agreement import agree
 from hybridnn.comm.blocks import block_slice
 from hybridnn.data.rows import dense
 from hybridnn.errors import NonFiniteLossError
-from hybridnn.nn.kernels import NUMPY, Array, HostArray, Kernels, weighted_cross_entropy
+from hybridnn.nn.kernels import NUMPY, Array, HostArray, Kernels
 from hybridnn.nn.mlp import resolve_loss
 from hybridnn.nn.parameters import parameter_name
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.parallel.model_chunk import ModelChunk, ReplicaConfig
+from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.parallel.workspace import StageArrays
-from hybridnn.pipeline.execution.chunk_runtime import ChunkRuntime, MemoryBreakdown, WeightStore, make_runtime
+from hybridnn.pipeline.execution.chunk_runtime import ChunkRuntime, MemoryBreakdown, WeightStore
 from hybridnn.pipeline.execution.executor import Executor, Minibatch, NoteWeights
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS, Method
@@ -64,17 +63,17 @@ class Engine:
         if grid.pipeline > 1:
             _lint(layout, METHODS[layout.method])
         plans = [plan_chunk(schedules, grid.pipeline_rank, index) for index in range(layout.chunks)]
-        replica = ReplicaConfig(sharing, plans[0].weight_versions + len(config.optimizer.slot_names))
+        arrays = plans[0].weight_versions + len(config.optimizer.slot_names)
         self.chunks = [
-            ModelChunk(layers, grid, layout.model_split, self.dtype, layout.overlap, kernels, replica)
+            ModelChunk(layers, grid, layout.model_split, self.dtype, layout.overlap, kernels, sharing, arrays)
             for layers in layout.layers_of(config.model, grid.pipeline_rank)
         ]
         self.states = [chunk.replica.new_state(config.optimizer, chunk.weights) for chunk in self.chunks]
         self._norms = [kernels.zeros((1,), np.float64) for _ in self.chunks]
-        self.class_weights: Array | None = None  # shape (outputs,), factors of the training loss
+        self.weighted_cross_entropy: Callable[..., None] | None = None  # of trainings with class weights
         self._fetch = make_fetch(grid, config.distribution)
         self._note_update: Callable[[Minibatch], None] | None = None
-        self._task = ""
+        self.task = ""  # of the last training
         self.is_updating = False  # whether weights or optimizer state are being changed
         self.training = self.forward = Executors(self, plans)
 
@@ -127,7 +126,7 @@ class Engine:
 
     def _begin(self, task: str, minibatches: Sequence[Minibatch]) -> Executor:
         """The executor for these minibatches, begun: an exact method repeats the program of one."""
-        self._task = task
+        self.task = task
         self.reserve(task, training=max(minibatch.size for minibatch in minibatches))
         executor = self.training.executor(task, 1 if self.layout.exact else len(minibatches), trains=True)
         executor.begin(minibatches)
@@ -160,11 +159,6 @@ class Engine:
         """Call `note_weights` before passes of trainings from now on, and `note_update` before updates."""
         self._note_update = note_update
         self.training.observe(note_weights)
-
-    def exact_executor(self) -> Executor:
-        """An executor of one minibatch by an exact schedule, in the workspaces and for the task of the training."""
-        layout = self.layout if self.layout.exact else replace(self.layout, method="1f1b")
-        return self.training.new_executor(layout.schedule, self._task, 1)
 
     @contextmanager
     def other_weights(self, weights: Sequence[Array] | None) -> Iterator[None]:
@@ -245,15 +239,10 @@ class Engine:
                 arrays[name] = array
         return arrays
 
-    def initialize(self) -> None:
-        """Draw the initial weights."""
+    def load(self, weights: Mapping[str, HostArray] | None = None) -> None:
+        """Copy this rank's shards of the global arrays `weights`, by default the initial weights."""
         for chunk in self.chunks:
-            chunk.replica.fill(partial(chunk.initialize, self.config.seed))
-
-    def load(self, weights: Mapping[str, HostArray]) -> None:
-        """Copy this rank's shards of the global arrays `weights`."""
-        for chunk in self.chunks:
-            chunk.replica.fill(partial(chunk.load, weights))
+            chunk.replica.fill(partial(chunk.load, weights, self.config.seed))
 
     # -- forward passes ----------------------------------------------------------------------------------------------
 
@@ -312,7 +301,7 @@ class Engine:
         if not growing:
             return
         if self.training in growing:
-            held, samples = self._memory_held, growing[self.training] * microbatches
+            held, samples = self.memory_held, growing[self.training] * microbatches
             unwritten = 0 if self.updates else held.optimizer_bytes + sum(chunk.replica.nbytes for chunk in self.chunks)
             sizes = {"held": held.total, "more": copies, "unwritten": unwritten}
             labels = task == "classification"
@@ -341,11 +330,9 @@ class Engine:
 
         def loss(arrays: StageArrays, size: int, total: HostArray) -> None:
             outputs, targets, gradient, scale = arrays.outputs, arrays.targets, arrays.output_gradient, 1.0 / size
-            if weighted and self.class_weights is not None:
-                columns, weights = arrays.columns, self.class_weights
-                weighted_cross_entropy(outputs, targets, columns, weights, scale, gradient, total)
-            elif classifies:
-                kernels.cross_entropy(outputs, targets, arrays.columns, scale, gradient, total)
+            if classifies:
+                cross_entropy = (weighted and self.weighted_cross_entropy) or kernels.cross_entropy
+                cross_entropy(outputs, targets, arrays.columns, scale, gradient, total)
             else:
                 kernels.mean_squared_error(outputs, targets.T, scale, gradient, total)
 
@@ -384,12 +371,8 @@ class Engine:
         return MemoryBreakdown.of_rank(self.chunks, self.states, self.training.runtimes_for(task))
 
     @property
-    def memory_bytes(self) -> int:
+    def memory_held(self) -> MemoryBreakdown:
         """Bytes allocated on this rank so far."""
-        return self._memory_held.total
-
-    @property
-    def _memory_held(self) -> MemoryBreakdown:
         runtimes = [runtime for executors in {self.training, self.forward} for runtime in executors.runtimes]
         return MemoryBreakdown.of_rank(self.chunks, self.states, runtimes)
 
@@ -435,7 +418,7 @@ class Executors:
         self.runtimes = []  # frees the smaller ones
         engine, config = self._engine, self._engine.config
         self.runtimes = [
-            make_runtime(
+            ChunkRuntime(
                 plan,
                 engine.grid,
                 chunk,
@@ -474,7 +457,7 @@ class Executors:
         """The runtimes, with workspace for the targets of a task."""
         if task is not None:
             for runtime in self.runtimes:
-                runtime.expect_targets(labels=task == "classification")
+                runtime.workspace.expect_targets(labels=task == "classification")
         return self.runtimes
 
 

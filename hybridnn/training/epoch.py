@@ -160,10 +160,10 @@ class StepClock:
 
     def _now(self) -> Measurement:
         """Seconds, those in communication and in waiting, those of each of `KINDS`, bytes sent, and samples."""
-        totals, computing = self._grid.recorder.totals, self._grid.recorder.computing_seconds
-        communication, waiting, sent, _ = totals
-        spent = map(computing.get, KINDS, repeat(0.0))
-        return np.array([perf_counter(), communication, waiting, *spent, sent, self.samples])
+        recorder = self._grid.recorder
+        communication, spent = recorder.communication_seconds, map(recorder.computing_seconds.get, KINDS, repeat(0.0))
+        own = communication, recorder.waiting_seconds, *spent, recorder.bytes_sent
+        return np.array([perf_counter(), *own, self.samples])
 
 
 @dataclass(frozen=True)
@@ -179,17 +179,8 @@ class EpochResult:
 Event = StepRecord | EvaluationRecord | StepPosition | EpochResult
 
 
-def train_epochs(
-    engine: Engine,
-    split: DataSplit,
-    epochs: Sequence[Sequence[Minibatch]],
-    state: TrainingState,
-    emit: Callable[[Event], bool],
-    test: DataSplit | None = None,
-    *,
-    pauses: bool = False,
-) -> bool:
-    """Train on the remaining minibatches of an epoch, once each, and on those of later ones; collective.
+class EpochSteps:
+    """Training on the remaining minibatches of an epoch, once each, and on those of later ones; collective.
 
     The minibatches of all epochs are one program: the pipeline of an asynchronous method drains only after the last.
     Its stages end an epoch, or reach a step that is evaluated, at different times: each copies its own weights then.
@@ -199,28 +190,9 @@ def train_epochs(
     progress after these epochs, and otherwise that after the last update.
 
     `emit` is called with the `StepRecord` of every logged step, with an `EvaluationRecord` of the samples `test` every
-    `evaluate_every_steps` steps, and with an `EpochResult` while the weights are those after the epoch. With `pauses`,
-    also with the `StepPosition` after each step of an exact method but the last. It returns whether the training ends,
-    of interest for positions and for the result of the last epoch, and so does this function.
+    `evaluate_every_steps` steps, and with an `EpochResult` while the weights are those after the epoch. It returns
+    whether the training ends, of interest for the result of the last epoch and for positions: see `train`.
     """
-    grid = engine.grid
-    run, start, epoch = _Run(engine, epochs, state, emit, test), perf_counter(), state.progress.epoch
-    with state.steps(run.reached):
-        try:
-            if run.train(split, pauses=pauses and engine.layout.exact):
-                return True
-        except BaseException as error:
-            in_flight = grid.size > 1 or engine.is_updating
-            if state.in_step and in_flight and not isinstance(error, NonFiniteLossError):
-                state.incomplete = IN_FLIGHT if grid.pipeline > 1 else INCOMPLETE
-            raise
-        finally:
-            grid.recorder.end_phase("training", start, epoch)
-        return run.emit_results()
-
-
-class _Run:
-    """The minibatches of some epochs, one program, with their losses and the clock of their records."""
 
     def __init__(
         self,
@@ -228,7 +200,7 @@ class _Run:
         epochs: Sequence[Sequence[Minibatch]],
         state: TrainingState,
         emit: Callable[[Event], bool],
-        test: DataSplit | None,
+        test: DataSplit | None = None,
     ) -> None:
         self._engine, self._epochs, self._state, self._emit, self._test = engine, epochs, state, emit, test
         self._before = state.progress
@@ -240,7 +212,26 @@ class _Run:
         self._evaluate_every = 0 if test is None else engine.config.evaluate_every_steps
         self._copies: dict[int, list[Array]] = {}  # weights after steps, of an asynchronous method
 
-    def reached(self, done: int) -> Progress:
+    def train(self, split: DataSplit, *, pauses: bool = False) -> bool:
+        """Train, once; whether an emitted event ends the training.
+
+        With `pauses`, the `StepPosition` after each step of an exact method but the last is emitted too.
+        """
+        grid, state, start = self._engine.grid, self._state, perf_counter()
+        with state.steps(self._reached):
+            try:
+                if self._do_steps(split, pauses=pauses and self._exact):
+                    return True
+            except BaseException as error:
+                in_flight = grid.size > 1 or self._engine.is_updating
+                if state.in_step and in_flight and not isinstance(error, NonFiniteLossError):
+                    state.incomplete = IN_FLIGHT if grid.pipeline > 1 else INCOMPLETE
+                raise
+            finally:
+                grid.recorder.end_phase("training", start, self._before.epoch)
+            return self._emit_results()
+
+    def _reached(self, done: int) -> Progress:
         """Progress after so many updates, with the losses that have been fetched; not collective."""
         progress, first, *others = self._before, *self._epochs
         for epoch in others:
@@ -250,7 +241,7 @@ class _Run:
             first = epoch
         return self._losses.known_progress(progress, done)
 
-    def train(self, split: DataSplit, *, pauses: bool) -> bool:
+    def _do_steps(self, split: DataSplit, *, pauses: bool) -> bool:
         """Do all steps; whether the training was ended between two of them.
 
         The pipeline of an exact method is empty between steps: records and evaluations are emitted there. With an
@@ -291,11 +282,11 @@ class _Run:
         state.end_step()
         try:
             losses.fetch(len(self._minibatches))
-        except NonFiniteLossError as error:  # raised by `emit_results`, after the records of earlier steps
+        except NonFiniteLossError as error:  # raised by `_emit_results`, after the records of earlier steps
             self._diverged = error
         return False
 
-    def emit_results(self) -> bool:
+    def _emit_results(self) -> bool:
         """End the measurement, and emit the results of the epochs, with the records of an asynchronous method."""
         self._clock.mark(EPOCH)
         measured = self._clock.measured_step(self._before.epoch, len(self._minibatches))

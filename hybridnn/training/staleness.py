@@ -10,7 +10,7 @@ k, and N(k) the last version of the stage when its forward pass began, without a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -149,7 +149,9 @@ class StalenessDiagnosis(Callback):
 def _exact_gradient(engine: Engine, step: _Step) -> list[Array]:
     """Gradient of the mean loss over the minibatch of a step at the newest weights; the last gradient stays."""
     _gradient(engine)  # segments of a shared replica hold their sums, before the pass and after it
-    last, executor = [chunk.replica.gradient.copy() for chunk in engine.chunks], engine.exact_executor()
+    last = [chunk.replica.gradient.copy() for chunk in engine.chunks]
+    layout = engine.layout if engine.layout.exact else replace(engine.layout, method="1f1b")
+    executor = engine.training.new_executor(layout.schedule, engine.task, 1)
     with engine.other_weights(step.weights):
         executor.begin([step.minibatch])
         executor.gradient(step.minibatch)

@@ -8,6 +8,8 @@ from threading import RLock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+import numpy as np
+
 from hybridnn.comm.agreement import agree
 from hybridnn.errors import SettingError, StateError
 from hybridnn.nn.kernels import HostArray
@@ -16,7 +18,7 @@ from hybridnn.nn.optimizers import Optimizer
 from hybridnn.nn.parameters import check_weights, parameter_shapes
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.training.config import OPTIONS, TrainConfig
-from hybridnn.training.data_split import DataSplit, as_samples, has_validation, make_split
+from hybridnn.training.data_split import DataSplit, as_samples, make_split
 from hybridnn.training.engine import Engine
 from hybridnn.training.records import (
     EpochRecord,
@@ -251,7 +253,7 @@ class TrainedNetwork:
     @property
     def memory_bytes(self) -> int:
         """Bytes of parameters, gradients, optimizer state and activations on this rank."""
-        return self.engine.memory_bytes
+        return self.engine.memory_held.total
 
     @collective
     def stage_memory(self, task: str) -> tuple[MemoryBreakdown, ...]:
@@ -275,9 +277,20 @@ class TrainedNetwork:
     def _splits(
         self, x: Any, y: HostArray | None, validation: tuple[Any, HostArray | None] | Rows | None
     ) -> tuple[DataSplit, DataSplit | None]:
-        """The training split, and the validation split or None."""
+        """The training split, and the validation split or None; collective.
+
+        Rank 0 says whether there is one if it scatters the minibatches; else all ranks must have samples, or none.
+        """
         train = self._split(x, y, "training data", self._state.task)
-        if not has_validation(self.grid, self.config.distribution, validation is not None):
+        given = np.array([validation is not None], np.int64)
+        if self.config.distribution != "local":
+            self.grid.world.broadcast(given)
+        elif self.grid.size > 1:
+            from hybridnn.training.rank_comparison import require_same_data
+
+            facts = {"samples": "some" if given[0] else "none"}
+            require_same_data(self.grid.world, "validation data", lambda: facts)
+        if not given[0]:
             return train, None
         samples, targets = validation if isinstance(validation, (tuple, list)) else (validation, None)
         return train, self._split(samples, targets, "validation data", train.task)

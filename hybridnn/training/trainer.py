@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
+from functools import partial
 from math import ceil, nan
 from numbers import Real
 from types import MappingProxyType
@@ -24,13 +25,12 @@ from hybridnn.pipeline.execution.executor import Minibatch
 from hybridnn.training.config import ADVICE, OPTIONS, DeviceOptions, TrainConfig, TrainOptions, show_options
 from hybridnn.training.data_split import (
     DataSplit,
-    balanced_weights,
     doubts,
     epoch_order,
     minibatches,
 )
 from hybridnn.training.device import TrainingDevice, resolve_device
-from hybridnn.training.epoch import EpochResult, Event, train_epochs
+from hybridnn.training.epoch import EpochResult, EpochSteps, Event
 from hybridnn.training.layout_choice import choose_layout
 from hybridnn.training.records import (
     EpochRecord,
@@ -145,7 +145,7 @@ class Trainer(TrainedNetwork):
         self.layout = engine.layout
         super().__init__(config, grid, engine)
         if initial_weights is None:
-            self.engine.initialize()
+            self.engine.load()
         else:
             self.load_weights(initial_weights)
 
@@ -241,7 +241,10 @@ class Trainer(TrainedNetwork):
             for doubt in doubts(train.rows, test, is_first=self.step == 0):
                 warn_caller(doubt)
         if self.class_weight is not None:
-            self.engine.class_weights = balanced_weights(self.grid, train, self.model.sizes[-1], self.engine.dtype)
+            from hybridnn.training.class_weights import balanced_weights, weighted_cross_entropy
+
+            weights = balanced_weights(self.grid, train, self.model.sizes[-1], self.engine.dtype)
+            self.engine.weighted_cross_entropy = partial(weighted_cross_entropy, weights)
         per_epoch = self._steps_per_epoch(train)
         self.last_epoch = self.progress.epoch + epochs - 1
         self.last_step = self.step - self.progress.minibatches + epochs * per_epoch
@@ -314,7 +317,8 @@ class Trainer(TrainedNetwork):
 
         # A diverging loss raises `NonFiniteLossError` in the step.
         with np.errstate(over="ignore", invalid="ignore"):
-            stops = train_epochs(self.engine, train, loaded, self._state, take, test, pauses=bool(pausing))
+            steps = EpochSteps(self.engine, loaded, self._state, take, test)
+            stops = steps.train(train, pauses=bool(pausing))
         if stops:
             return True
         rate = self.history.epochs[-1].learning_rate

@@ -6,7 +6,7 @@ The names in parentheses are modules, of `hybridnn.parallel` unless they begin w
 ================================  =====  =====  =====  =============================================================
 line                              1      2      3      code
 ================================  =====  =====  =====  =============================================================
-layers_init                       2      2      2      `ModelChunk.initialize` (`model_chunk`)
+layers_init                       2      2      2      `ModelChunk.load` (`model_chunk`)
 loss_init                         2      2      2      `resolve_loss` (`hybridnn.nn.mlp`)
 for epoch                         3      3      3      `Trainer.fit` (`hybridnn.training.trainer`)
 CreateMiniBatches                 4, 5   4, 5   4, 5   `epoch_order`, `minibatches` (`hybridnn.training.data_split`)

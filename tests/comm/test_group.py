@@ -117,7 +117,7 @@ def test_every_call_is_recorded_with_its_bytes(comm: MPI.Intracomm) -> None:
     part = 10 * 8 * (comm.size - 1)
     expected = [2 * part, part, part * (comm.rank == 1), 16 * (comm.rank > 0), 0, 2 * part, 0]
     assert [event.nbytes for event in grid.recorder.events] == expected
-    assert (grid.recorder.totals.bytes_sent, grid.recorder.totals.messages) == (sum(expected), 6)
+    assert (grid.recorder.bytes_sent, grid.recorder.messages) == (sum(expected), 6)
 
 
 @pytest.mark.in_process(ranks=[1, 2, 4])

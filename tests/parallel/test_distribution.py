@@ -47,6 +47,6 @@ def test_bytes_of_the_two_scatter_methods(comm: MPI.Intracomm) -> None:
         grid = ProcessGrid(comm, batch=2, model=2)
         rows = ArrayRows(x, y) if grid.rank == 0 else None
         ScatterDistributor(grid, broadcast).fetch(rows, np.arange(8), np.empty((4, 5)), np.empty(4, np.int64))
-        sent.append(sum(allgather_objects(comm, grid.recorder.totals.bytes_sent)))
+        sent.append(sum(allgather_objects(comm, grid.recorder.bytes_sent)))
     block = 4 * sample_bytes
     assert sent == [3 * block, block + 2 * block]

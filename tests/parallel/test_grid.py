@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from hybridnn.comm import mpi
+from hybridnn.comm import kept as kept_with
 from hybridnn.errors import GridError
 from hybridnn.parallel.grid import ProcessGrid, fitting_grids
 from hybridnn.parallel.nodes import NodeMemory
@@ -55,8 +55,8 @@ def test_a_grid_outlives_its_communicator_whose_parts_the_next_one_frees(
     comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     freed: list[object] = []
-    free = mpi._free_with_parts
-    monkeypatch.setattr(mpi, "_free_with_parts", lambda part: [freed.append(part), free(part)])
+    free = kept_with._free_with_parts
+    monkeypatch.setattr(kept_with, "_free_with_parts", lambda part: [freed.append(part), free(part)])
 
     def total(grid: ProcessGrid) -> float:
         values = np.ones(1)

@@ -148,19 +148,17 @@ def test_replays_count_as_steps(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyP
         recorder = grid.recorder
         trainer = make_trainer(case, grid, device=stand_in(grid, "nccl", comm, graphs=graphs))
         entered = grid.batch_group._channel.entered
-        before = recorder.totals
+        bytes_before, messages_before = recorder.bytes_sent, recorder.messages
 
         def at_step(record: StepRecord, grid: ProcessGrid = grid, figures: list[Any] = figures) -> None:
-            totals, channel = grid.recorder.totals, grid.batch_group._channel
+            totals, channel = grid.recorder, grid.batch_group._channel
             calls = [Call._make(call) for call in list(channel.recent)[-3:]]
             figures.append((totals.bytes_sent, totals.messages, channel.entered))
             figures.append([(call.number - channel.entered, call.signature) for call in calls])
             assert grid.recorder.current_call is None
 
         trainer.fit(*data(case), epochs=2, callbacks=[Calling(on_step=at_step)])
-        told.append(
-            [recorder.totals.bytes_sent - before.bytes_sent, recorder.totals.messages - before.messages, *figures]
-        )
+        told.append([recorder.bytes_sent - bytes_before, recorder.messages - messages_before, *figures])
         assert grid.batch_group._channel.entered > entered + 8
         summed = [event for event in recorder.events if (event.name, event.axis) == ("allreduce", "batch")]
         named = [(event.about, event.stop) for event in summed if event.about is not None]

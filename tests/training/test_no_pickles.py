@@ -28,13 +28,13 @@ def test_no_message_of_training_is_pickled(comm: MPI.Intracomm) -> None:
     from mpi4py import MPI as mpi  # noqa: N811 - a module, named as one
 
     x, y = np.random.default_rng(0).normal(size=(30, 4)), np.arange(30) % 5
+    grids = [ProcessGrid(comm, batch=batch, model=model) for batch, model in fitting_grids(comm.size)]
     mpi.pickle.__init__(_refuse, _refuse)
     try:
         with pytest.raises(PickledError):
             mpi.COMM_SELF.bcast("the trap works")
-        for batch, model in fitting_grids(comm.size):
+        for grid in grids:
             for distribution in DISTRIBUTIONS:
-                grid = ProcessGrid(comm, batch=batch, model=model)
                 trainer = Trainer(MLP([4, 8, 5]), SGD(0.1), grid=grid, batch_size=7, distribution=distribution)
                 trainer.fit(x, y, epochs=1, validation=(x, y))
                 trainer.predict(x)

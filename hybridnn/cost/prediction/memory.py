@@ -23,11 +23,11 @@ from hybridnn.nn.mlp import DenseLayer
 from hybridnn.nn.parameters import LayerShard, ParameterLayout
 from hybridnn.parallel.dense import parallel_dense
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.parallel.model_chunk import ModelChunk, ReplicaConfig
+from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.parallel.nodes import NodeMemory
 from hybridnn.parallel.shared_replica import OwnedSlice, Sharing
 from hybridnn.parallel.workspace import StageRole, Workspace
-from hybridnn.pipeline.execution.chunk_runtime import MemoryBreakdown, make_runtime
+from hybridnn.pipeline.execution.chunk_runtime import ChunkRuntime, MemoryBreakdown
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.program import ChunkPlan, plan_chunk
 
@@ -57,18 +57,16 @@ def _rank_memory(workload: Workload, layout: Layout, stage: int, placement: Plac
     """Bytes of the first rank of a stage, in a batch group with that placement."""
     grid, optimizer = DryGrid(layout.stages, stage), workload.optimizer
     plans = _chunk_plans(pipeline_of(layout))[stage]
-    replica = ReplicaConfig(
-        grid.share_replicas(placement) if max(placement) > 1 else None,
-        plans[0].weight_versions + len(optimizer.slot_names),
-    )
+    sharing = grid.share_replicas(placement) if max(placement) > 1 else None
+    replica = sharing, plans[0].weight_versions + len(optimizer.slot_names)
     chunks, states, runtimes = [], [], []
     batch_size = min(workload.batch_size, workload.samples)
     for plan, layers in zip(plans, layout.layers_of(workload.model, stage), strict=True):
-        chunk = ModelChunk(layers, grid, layout.model_split, workload.dtype, layout.overlap, DRY_KERNELS, replica)
+        chunk = ModelChunk(layers, grid, layout.model_split, workload.dtype, layout.overlap, DRY_KERNELS, *replica)
         state = chunk.replica.new_state(optimizer, chunk.weights)
         samples = ceil(batch_size / plan.microbatches)
-        runtime = make_runtime(plan, grid, chunk, optimizer, state, samples=samples, synchronous=False)
-        runtime.expect_targets(labels=workload.classification)
+        runtime = ChunkRuntime(plan, grid, chunk, optimizer, state, samples=samples, synchronous=False)
+        runtime.workspace.expect_targets(labels=workload.classification)
         if plan.accumulates:
             chunk.weight_gradient(runtime.workspace.arrays(1).layers, accumulate=True)
         chunks.append(chunk)

@@ -22,6 +22,7 @@ from hybridnn.nn.parameters import LayerShard, ParameterLayout
 from hybridnn.parallel.dense import split_layers
 from hybridnn.parallel.shared_replica import slice_bounds
 from hybridnn.pipeline.layout import Layout
+from hybridnn.pipeline.schedules.compiled_schedule import Channel, Message
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
     Backward,
@@ -34,7 +35,6 @@ from hybridnn.pipeline.schedules.instructions import (
     WeightGradient,
 )
 from hybridnn.pipeline.schedules.methods import METHODS
-from hybridnn.pipeline.schedules.schedule import Channel, Message
 
 # -- passes of the layers of a chunk ---------------------------------------------------------------------------------
 

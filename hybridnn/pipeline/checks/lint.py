@@ -9,13 +9,12 @@ its send. So no schedule relies on buffered messages, which MPI guarantees for n
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise, product
 from typing import NamedTuple
 
-from hybridnn.pipeline.schedules.compiled_schedule import BARRIER, NO_NEED, advance
+from hybridnn.pipeline.schedules.compiled_schedule import BARRIER, NO_NEED, Message, MessageFlow, advance
 from hybridnn.pipeline.schedules.instructions import (
     ALL_MICROBATCHES,
     QUEUES,
@@ -36,7 +35,7 @@ from hybridnn.pipeline.schedules.instructions import (
     WeightGradient,
 )
 from hybridnn.pipeline.schedules.program import plan_memory
-from hybridnn.pipeline.schedules.schedule import Message, Schedule, ScheduleError
+from hybridnn.pipeline.schedules.schedule import Schedule, ScheduleError
 from hybridnn.pipeline.schedules.weight_policies import WeightRead
 
 Key = tuple[type[Instruction], int, int, int]
@@ -270,20 +269,13 @@ def audit(schedule: Schedule) -> tuple[StalenessRow, ...]:
     return tuple(row for stage in range(schedule.stages) for row in _rows(schedule, stage))
 
 
-def _rows(schedule: Schedule, stage: int) -> list[StalenessRow]:
-    forward: dict[int, WeightRead] = {}
-    backward: dict[int, WeightRead] = {}
-    rows: list[StalenessRow] = []
-    for instruction in schedule.orders[stage]:
-        read = schedule.weights_read(stage, instruction)
-        t = instruction.minibatch
-        if read is not None and isinstance(instruction, Forward):
-            forward[t] = read
-        elif read is not None and isinstance(instruction, Backward | InputGradient):
-            backward[t] = read
-        elif isinstance(instruction, Update):
-            rows.append(StalenessRow(stage, t, forward[t], backward[t], len(rows)))
-    return rows
+def _rows(schedule: Schedule, stage: int) -> Iterator[StalenessRow]:
+    for _, item, updates, _ in schedule.versions(stage):
+        if isinstance(item, Update):
+            forward, backward = (schedule.weights_read(stage, kind(item.minibatch)) for kind in (Forward, Backward))
+            assert forward is not None
+            assert backward is not None
+            yield StalenessRow(stage, item.minibatch, forward, backward, updates)
 
 
 # -- messages and deadlocks --------------------------------------------------------------------------------------------
@@ -300,14 +292,11 @@ class _Wait(NamedTuple):
 def check_messages(schedule: Schedule) -> None:
     """Run the messages and barriers of a schedule, in which every send has its receive, and refuse it if it stops.
 
-    Raises
-    ------
-    ScheduleError
-        With a message that is received out of order, or the stages that wait for each other in a cycle, or for a stage
-        whose list has ended.
+    The `ScheduleError` has the stages that wait for each other in a cycle, as where the ends of a channel disagree on
+    the order of its messages, or for a stage whose list has ended.
     """
-    waits = [_waits(schedule, stage) for stage in range(schedule.stages)]
-    _check_order_of_messages(schedule, waits)
+    flow = MessageFlow(schedule)
+    waits = [_waits(schedule, flow, stage) for stage in range(schedule.stages)]
     stopped = _stopped(waits)
     if not stopped:
         return
@@ -321,42 +310,15 @@ def check_messages(schedule: Schedule) -> None:
     raise schedule.error(path[0], stopped[path[0]].position, reason + has_ended)
 
 
-def _waits(schedule: Schedule, stage: int) -> list[_Wait]:
+def _waits(schedule: Schedule, flow: MessageFlow, stage: int) -> list[_Wait]:
     waits: list[_Wait] = []
     for position, instruction in enumerate(schedule.orders[stage]):
-        message = schedule.flow.carried(stage, instruction)
+        message = flow.carried(stage, instruction)
         if message is not None:
             waits.append(_Wait(position, message, isinstance(instruction, (SendActivations, SendGradients))))
         elif isinstance(instruction, Barrier):
             waits.append(_Wait(position, instruction.minibatch, False))
     return waits
-
-
-def _check_order_of_messages(schedule: Schedule, waits: Sequence[Sequence[_Wait]]) -> None:
-    """Refuse a message that is not received in the order in which its sender sends.
-
-    Such lists always deadlock; this check names the message.
-    """
-    sent: defaultdict[tuple[int, int], list[Message]] = defaultdict(list)
-    for stage, own in enumerate(waits):
-        for _, message, sends in own:
-            if sends and not isinstance(message, int):
-                sent[stage, message[0].receiver].append(message)
-    coming = {stages: iter(messages) for stages, messages in sent.items()}
-    for stage, own in enumerate(waits):
-        for position, message, sends in own:
-            if sends or isinstance(message, int) or message[0].sender == stage:
-                continue
-            following = next(coming[message[0].sender, stage])
-            if following != message:
-                raise schedule.error(stage, position, f"the next message is {_described(following)}")
-
-
-def _described(message: Message) -> str:
-    channel, minibatch, microbatch = message
-    content = "gradients" if channel.gradients else "activations"
-    number = f"microbatch {microbatch} of minibatch {minibatch} for chunk {channel.chunk}"
-    return f"the {content} of {number}, by the order in which stage {channel.sender} sends"
 
 
 def _stopped(waits: Sequence[Sequence[_Wait]]) -> dict[int, _Wait]:

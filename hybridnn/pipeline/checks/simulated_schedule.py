@@ -106,12 +106,8 @@ class Timeline:
 def simulate(schedule: Schedule, durations: Durations) -> Timeline:
     """Run a schedule, which must pass the linter, on the clock.
 
-    All stages have the same durations, and messages do not occupy a stage.
-
-    Raises
-    ------
-    ScheduleError
-        If a stage waits for something that never happens.
+    All stages have the same durations, and messages do not occupy a stage. Raises `ScheduleError` if a stage waits for
+    something that never happens.
     """
     program = compile_schedule(schedule)
     times = program.times(durations.of(program), [durations.message] * len(program.computations))
@@ -153,7 +149,7 @@ def _timed(program: CompiledSchedule, times: Times, stage: int, message_seconds:
     barriers = iter(times.barriers)
     now = 0.0
     for instruction in schedule.orders[stage]:
-        message = schedule.flow.carried(stage, instruction)
+        message = program.flow.carried(stage, instruction)
         if message is not None:
             yield TimedInstruction(instruction, made[message], made[message] + message_seconds, None)
             continue

@@ -14,58 +14,87 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hybridnn.nn.kernels import HostArray
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.nn.parameters import LayerParameters
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk
-from hybridnn.parallel.workspace import ConcatenatedMicrobatches, Workspace
-from hybridnn.pipeline.schedules.instructions import (
-    Instruction,
-    ReceiveActivations,
-    ReceiveGradients,
-)
+from hybridnn.parallel.workspace import Workspace
+from hybridnn.pipeline.schedules.instructions import Instruction, ReceiveActivations, ReceiveGradients
 from hybridnn.pipeline.schedules.program import ChunkPlan
 
 if TYPE_CHECKING:
-    from hybridnn.pipeline.execution.point_to_point import Channels, ExpectedMessage, Receiver, Sender
+    from hybridnn.parallel.concatenated_microbatches import ConcatenatedMicrobatches
+    from hybridnn.pipeline.execution.point_to_point import Channels, ExpectedMessage
 
 
-@dataclass(frozen=True)
 class ChunkRuntime:
-    """Consecutive layers with their memory and channels."""
+    """Consecutive layers with their memory and channels.
 
-    index: int  # index of the chunk on its rank
-    chunk: ModelChunk
-    workspace: Workspace
-    weights: WeightStore
-    concatenated: ConcatenatedMicrobatches | None  # set if the weight gradients are one product over all microbatches
-    loss: NDArray[Any]  # loss of a microbatch, before it is added to that of earlier ones
-    input_receiver: Receiver | None  # None if the chunk loads its inputs
-    gradient_receiver: Receiver | None  # None if the chunk computes the loss
-    output_sender: Sender | None  # None if the chunk has the last layer
-    gradient_sender: Sender | None  # None if the chunk has the first layer
+    Parameters
+    ----------
+    samples : int
+        Largest number of samples of a microbatch, over all ranks.
+    synchronous : bool
+        As for `Sender`.
+    weights : WeightStore, optional
+        Of the smaller runtime that this one replaces.
 
-    def expect_targets(self, *, labels: bool) -> None:
-        """Allocate workspace for targets of a kind."""
-        self.workspace.expect_targets(labels=labels)
+    Attributes
+    ----------
+    loss : ndarray, shape (1,)
+        Loss of a microbatch, before it is added to that of earlier ones.
+    concatenated : ConcatenatedMicrobatches or None
+        Set if the weight gradients are one product over all microbatches.
+    input_receiver, gradient_receiver, output_sender, gradient_sender : Receiver, Sender or None
+        None at an end of the network: see `Channels`.
+    """
+
+    def __init__(
+        self,
+        plan: ChunkPlan,
+        grid: ProcessGrid,
+        chunk: ModelChunk,
+        optimizer: Optimizer,
+        state: OptimizerState,
+        *,
+        samples: int,
+        synchronous: bool,
+        weights: WeightStore | None = None,
+    ) -> None:
+        self.index, self.chunk = plan.index, chunk
+        capacity, kernels, dtype = ceil(samples / grid.batch), chunk.kernels, chunk.weights.dtype
+        # Between stages and within a model group rows travel, and the kernels of a device read along them.
+        contiguous = grid.model > 1 or not all(plan.role) or not kernels.on_host
+        self.workspace = Workspace(
+            chunk.shards, capacity, dtype, plan.role, plan.buffers, features_contiguous=contiguous, kernels=kernels
+        )
+        self.weights = weights or WeightStore(chunk, optimizer, state, plan.weight_versions, predicts=plan.predicts)
+        self.loss = kernels.zeros((1,), dtype)
+        channels: Channels = (None, None, None, None)
+        if not all(plan.role):
+            from hybridnn.pipeline.execution.point_to_point import make_channels  # a single stage has none
+
+            channels = make_channels(plan, grid, chunk, capacity, synchronous=synchronous)
+        self.input_receiver, self.gradient_receiver, self.output_sender, self.gradient_sender = channels
+        self.concatenated: ConcatenatedMicrobatches | None = None
+        if plan.concatenates:
+            from hybridnn.parallel.concatenated_microbatches import ConcatenatedMicrobatches
+
+            columns = capacity * plan.microbatches
+            loads_input = plan.role.loads_input
+            self.concatenated = ConcatenatedMicrobatches(chunk.shards, columns, dtype, loads_input, kernels)
 
     def begin(
         self, messages: Callable[[type[Instruction], int], Iterable[ExpectedMessage]], rates: Sequence[float]
     ) -> None:
-        """Prepare for a run of a schedule.
+        """Prepare for a run of a schedule with these learning rates of the updates, and start the first receives.
 
-        Parameters
-        ----------
-        messages : callable
-            Returns the messages of a kind of instruction and a chunk, in order.
-        rates : sequence of float
-            Learning rates of the updates.
+        `messages` returns the messages of a kind of instruction and a chunk, in order.
         """
         self.weights.begin(rates)
         if self.input_receiver is not None:
@@ -80,61 +109,11 @@ class ChunkRuntime:
                 sender.finish()
 
     @property
-    def activation_bytes(self) -> int:
-        """Bytes of the inputs and activations of the microbatches in flight."""
-        return self.workspace.activation_bytes
-
-    @property
     def buffer_bytes(self) -> int:
         """Bytes of messages, gradients of activations, and concatenated microbatches."""
         channels = (self.input_receiver, self.gradient_receiver, self.output_sender, self.gradient_sender)
-        transient = self.workspace.nbytes - self.activation_bytes
-        concatenated = 0 if self.concatenated is None else self.concatenated.nbytes
-        return int(transient + concatenated + sum(channel.nbytes for channel in channels if channel is not None))
-
-
-def make_runtime(
-    plan: ChunkPlan,
-    grid: ProcessGrid,
-    chunk: ModelChunk,
-    optimizer: Optimizer,
-    state: OptimizerState,
-    *,
-    samples: int,
-    synchronous: bool,
-    weights: WeightStore | None = None,
-) -> ChunkRuntime:
-    """Allocate the memory and the channels of a chunk.
-
-    Parameters
-    ----------
-    samples : int
-        Largest number of samples of a microbatch, over all ranks.
-    synchronous : bool
-        As for `Sender`.
-    weights : WeightStore, optional
-        Of the smaller runtime that this one replaces.
-    """
-    capacity = ceil(samples / grid.batch)
-    kernels, dtype, role = chunk.kernels, chunk.weights.dtype, plan.role
-    channels: Channels = (None, None, None, None)
-    if not all(role):
-        from hybridnn.pipeline.execution.point_to_point import make_channels  # a single stage has none
-
-        channels = make_channels(plan, grid, chunk, capacity, synchronous=synchronous)
-    concatenated = None
-    if plan.concatenates:
-        columns = capacity * plan.microbatches
-        concatenated = ConcatenatedMicrobatches(chunk.shards, columns, dtype, role.loads_input, kernels)
-    return ChunkRuntime(
-        plan.index,
-        chunk,
-        chunk.workspace(capacity, role, plan.buffers),
-        weights or WeightStore(chunk, optimizer, state, plan.weight_versions, predicts=plan.predicts),
-        concatenated,
-        kernels.zeros((1,), dtype),
-        *channels,
-    )
+        transient = self.workspace.nbytes - self.workspace.activation_bytes
+        return transient + sum(item.nbytes for item in (*channels, self.concatenated) if item is not None)
 
 
 # -- weight versions ---------------------------------------------------------------------------------------------------
@@ -176,12 +155,8 @@ class WeightStore:
     def update(self, rate: float, kept: Collection[int] = (), delay: int = 0) -> None:
         """Update the current weights.
 
-        Parameters
-        ----------
-        kept : collection of int
-            Ages, after the update, of the older versions that are read later; 1 is the version before the update.
-        delay : int
-            Updates since the version that the forward pass of this gradient read.
+        `kept` are the ages, after the update, of the older versions that are read later; 1 is the version before the
+        update. `delay` is the number of updates since the version that the forward pass of this gradient read.
         """
         chunk, self._state.delay = self._chunk, delay
         self._free += [version for age, version in self._older.items() if age + 1 not in kept]
@@ -222,7 +197,7 @@ class MemoryBreakdown:
                 for chunk, state in zip(chunks, states, strict=True)
             ),
             sum(runtime.weights.nbytes for runtime in runtimes),
-            sum(runtime.activation_bytes for runtime in runtimes),
+            sum(runtime.workspace.activation_bytes for runtime in runtimes),
             sum(runtime.buffer_bytes for runtime in runtimes),
         )
 

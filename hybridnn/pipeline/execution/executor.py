@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from itertools import accumulate
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -111,18 +111,18 @@ class Executor:
         self._program, self._grid, self._runtimes, self._loss = program, grid, runtimes, loss
         self._note_weights, self._labels = note_weights, labels
         self._microbatches = program.schedule.microbatches
-        self._operations: dict[tuple[int, int], Operation] = {}
+        self._operation = cache(self._compile)  # by position and size of the minibatch
         self._steps: dict[int, tuple[list[Operation], list[Operation]]] = {}
         self._walk: Iterator[tuple[Instruction, Operation, Minibatch]] | None = None
         self._left = 0  # updates to the end of the walk
         self._update_next: Sequence[Operation] = ()
         self._has_messages = grid.pipeline > 1
         self._take_outputs: TakeOutputs | None = None
-        self._compilers: dict[type[Instruction], Callable[[_Task], Operation | None]] = {
+        self._compilers: dict[type[Instruction], Callable[[_Task], Operation]] = {
             Load: self._load,
             # A receive is started ahead, and completed by the pass that uses the message.
-            ReceiveActivations: lambda task: None,
-            ReceiveGradients: lambda task: None,
+            ReceiveActivations: lambda task: _no_operation,
+            ReceiveGradients: lambda task: _no_operation,
             SendActivations: lambda task: self._send(task, task.runtime.output_sender),
             SendGradients: lambda task: self._send(task, task.runtime.gradient_sender),
             Forward: self._forward,
@@ -188,13 +188,7 @@ class Executor:
             yield instruction, self._operation(position, minibatch.size), minibatch
 
     def forward(self, minibatches: Sequence[Minibatch], take_outputs: TakeOutputs) -> None:
-        """Run forward passes only; collective over the grid.
-
-        Parameters
-        ----------
-        take_outputs : callable
-            See `TakeOutputs`; called on the last stage.
-        """
+        """Run forward passes only; collective over the grid. The last stage calls `take_outputs`: see `TakeOutputs`."""
         self._take_outputs = take_outputs
         self._begin(minibatches)
         for _, operation, minibatch in self._operations_of(minibatches):
@@ -231,22 +225,18 @@ class Executor:
         """Operations of a schedule of one minibatch, before its update and from the update on."""
         order = self._program.order
         update = next(position for position, item in enumerate(order) if isinstance(item, Update))
-        compiled = [self._compile(position, size) for position in range(len(order))]
-        self._steps[size] = list(filter(None, compiled[:update])), list(filter(None, compiled[update:]))
-        return self._steps[size]
+        operations = [self._operation(position, size) for position in range(len(order))]
+        parts = operations[:update], operations[update:]
+        gradient, rest = ([operation for operation in part if operation is not _no_operation] for part in parts)
+        self._steps[size] = gradient, rest
+        return gradient, rest
 
-    def _operation(self, position: int, size: int) -> Operation:
-        operation = self._operations.get((position, size))
-        if operation is None:
-            operation = self._operations[position, size] = self._compile(position, size) or _no_operation
-        return operation
-
-    def _compile(self, position: int, size: int) -> Operation | None:
-        """The operation of an instruction for minibatches of a size; None if there is nothing to do."""
+    def _compile(self, position: int, size: int) -> Operation:
+        """The operation of an instruction for minibatches of a size."""
         instruction = self._program.order[position]
         task = _Task(position, size, instruction, self._runtimes[instruction.chunk])
         operation, note = self._compilers[type(instruction)](task), self._note_weights
-        if operation is None or note is None or not isinstance(instruction, (Forward, Backward, InputGradient)):
+        if note is None or not isinstance(instruction, (Forward, Backward, InputGradient)):
             return operation
         weights = self._weights(task)
 
@@ -258,7 +248,7 @@ class Executor:
 
     def _load(self, task: _Task) -> Operation:
         schedule, place = self._program.schedule, (self._program.stage, task.instruction.chunk)
-        start, stop = self._bounds(task)
+        start, stop = block_bounds(task.size, self._microbatches, task.instruction.microbatch)
         arrays = self._arrays(task)
         x = arrays.samples if schedule.is_first(*place) else None
         y = arrays.targets if schedule.is_last(*place) else None
@@ -292,20 +282,25 @@ class Executor:
         return forward
 
     def _compute_outputs(self, task: _Task) -> Operation:
-        arrays, weights, instruction = self._arrays(task), self._weights(task), task.instruction
-        forward, end_compute, name = task.runtime.chunk.forward, self._grid.recorder.end_compute, instruction.name
+        arrays, weights, forward = self._arrays(task), self._weights(task), task.runtime.chunk.forward
+        return self._timed(task, lambda minibatch: forward(arrays, weights()))
 
-        def compute(minibatch: Minibatch) -> None:
+    def _timed(self, task: _Task, work: Operation, name: str = "") -> Operation:
+        """An operation whose time is recorded, by default as that of its instruction."""
+        end_compute, instruction = self._grid.recorder.end_compute, task.instruction
+        name = name or instruction.name
+
+        def timed(minibatch: Minibatch) -> None:
             start = perf_counter()
-            forward(arrays, weights())
+            work(minibatch)
             end_compute(name, start, (instruction, minibatch.number))
 
-        return compute
+        return timed
 
     def _backward(self, task: _Task) -> Operation:
-        arrays, weights, backward = self._arrays(task), self._weights(task), task.runtime.chunk.backward
-        accumulate, reduce = task.position in self._program.accumulating, self._reduces(task)
-        return self._backward_pass(task, lambda: backward(arrays, weights(), accumulate=accumulate, reduce=reduce))
+        arrays, weights, options = self._arrays(task), self._weights(task), self._gradient_options(task)
+        backward = task.runtime.chunk.backward
+        return self._backward_pass(task, lambda minibatch: backward(arrays, weights(), **options))
 
     def _input_gradient(self, task: _Task) -> Operation:
         arrays, weights, runtime = self._arrays(task), self._weights(task), task.runtime
@@ -313,69 +308,52 @@ class Executor:
         if runtime.concatenated is not None:
             first, samples = self._columns(task)
             copy_layer = partial(runtime.concatenated.copy_layer, first=first, samples=samples)
-        return self._backward_pass(task, lambda: input_gradient(arrays, weights(), copy_layer))
+        return self._backward_pass(task, lambda minibatch: input_gradient(arrays, weights(), copy_layer))
 
-    def _backward_pass(self, task: _Task, compute: Callable[[], None]) -> Operation:
+    def _backward_pass(self, task: _Task, work: Operation) -> Operation:
         """Operation of a backward pass: receive the output gradient or compute the loss; pack the input gradient."""
-        arrays, samples, instruction = self._arrays(task), self._samples(task), task.instruction
-        receiver, sender = task.runtime.gradient_receiver, task.runtime.gradient_sender
-        end_compute, name = self._grid.recorder.end_compute, instruction.name
-        loss = self._loss_of(task, arrays)
+        arrays, samples, compute = self._arrays(task), self._samples(task), self._timed(task, work)
+        receiver, sender, loss = task.runtime.gradient_receiver, task.runtime.gradient_sender, self._loss_of(task)
 
         def backward(minibatch: Minibatch) -> None:
-            about = (instruction, minibatch.number)
-            start = perf_counter()
             if receiver is not None:
                 receiver.receive(arrays.output_gradient)
             else:
-                loss()
-                end_compute("loss", start, about)
-            start = perf_counter()
-            compute()
-            end_compute(name, start, about)
+                loss(minibatch)
+            compute(minibatch)
             if sender is not None:
                 assert arrays.input_gradient is not None
                 sender.pack(arrays.input_gradient, samples)
 
         return backward
 
-    def _loss_of(self, task: _Task, arrays: StageArrays) -> Callable[[], None]:
-        """The function that computes the loss of a microbatch and adds it to that of earlier ones."""
-        size, chunk, addend, loss = task.size, task.runtime.chunk, task.runtime.loss, self._loss
-        if loss is None or task.runtime.gradient_receiver is not None:
-            return lambda: None
-        if task.position in self._program.first_backward:
-            return partial(loss, arrays, size, chunk.loss)
+    def _loss_of(self, task: _Task) -> Operation:
+        """Operation that computes the loss of a microbatch and adds it to that of earlier ones."""
+        arrays, chunk, addend, compute = self._arrays(task), task.runtime.chunk, task.runtime.loss, self._loss
+        is_first = task.position in self._program.first_backward
 
-        def add_loss() -> None:
-            loss(arrays, size, addend)
-            chunk.kernels.add(chunk.loss, addend, chunk.loss)
+        def loss(minibatch: Minibatch) -> None:
+            assert compute is not None
+            compute(arrays, minibatch.size, chunk.loss if is_first else addend)
+            if not is_first:
+                chunk.kernels.add(chunk.loss, addend, chunk.loss)
 
-        return add_loss
+        return self._timed(task, loss, "loss")
 
     def _weight_gradient(self, task: _Task) -> Operation:
-        reduce, accumulate, instruction = (
-            self._reduces(task),
-            task.position in self._program.accumulating,
-            task.instruction,
-        )
-        weight_gradient, end_compute = task.runtime.chunk.weight_gradient, self._grid.recorder.end_compute
-        if instruction.microbatch == ALL_MICROBATCHES:
+        if task.instruction.microbatch == ALL_MICROBATCHES:
             assert task.runtime.concatenated is not None
             layers: Sequence[WeightGradientArrays] = task.runtime.concatenated.layers(self._columns(task)[1])
         else:
             layers = self._arrays(task).layers
+        weight_gradient, options = task.runtime.chunk.weight_gradient, self._gradient_options(task)
+        return self._timed(task, lambda minibatch: weight_gradient(layers, **options))
 
-        def compute(minibatch: Minibatch) -> None:
-            start = perf_counter()
-            weight_gradient(layers, accumulate=accumulate, reduce=reduce)
-            end_compute(instruction.name, start, (instruction, minibatch.number))
-
-        return compute
-
-    def _reduces(self, task: _Task) -> bool:
-        """Whether a pass completes gradients that are all-reduced over a batch group of several ranks."""
-        return self._grid.batch > 1 and task.position in self._program.reducing
+    def _gradient_options(self, task: _Task) -> dict[str, bool]:
+        """Whether a pass adds to the gradients of earlier microbatches, and whether their all-reduce follows it."""
+        program, position = self._program, task.position
+        reduces = self._grid.batch > 1 and position in program.reducing
+        return {"accumulate": position in program.accumulating, "reduce": reduces}
 
     def _reduce(self, task: _Task) -> Operation:
         finishes = [runtime.chunk.replica.finish for runtime in self._runtimes]
@@ -389,22 +367,14 @@ class Executor:
     def _update(self, task: _Task) -> Operation:
         kept, delay = self._program.kept[task.position], self._program.delays[task.position]
         updates = [partial(runtime.weights.update, kept=kept, delay=delay) for runtime in self._runtimes]
-        instruction = task.instruction
-        end_compute = self._grid.recorder.end_compute
 
         def update(minibatch: Minibatch) -> None:
-            start = perf_counter()
             for update_chunk in updates:
                 update_chunk(minibatch.rate)
-            end_compute(instruction.name, start, (instruction, minibatch.number))
 
-        return update
+        return self._timed(task, update)
 
     # -- sizes, arrays and weights -----------------------------------------------------------------------------------
-
-    def _bounds(self, task: _Task) -> tuple[int, int]:
-        """Start and stop of a microbatch's samples within its minibatch."""
-        return block_bounds(task.size, self._microbatches, task.instruction.microbatch)
 
     def _samples(self, task: _Task) -> int:
         """Samples of a microbatch, over all ranks."""

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from typing import NamedTuple
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 from numpy.typing import DTypeLike
 
@@ -47,14 +47,9 @@ class ColumnRoute(NamedTuple):
 def pieces_sent(
     widths: Sequence[tuple[int, int]], sender: StagePosition, stage: int, samples: int
 ) -> list[ColumnRoute]:
-    """Pieces that `sender` sends to `stage`.
+    """Pieces that `sender` sends to `stage`, of a microbatch with so many samples over all ranks.
 
-    Parameters
-    ----------
-    widths : sequence of (int, int)
-        Number of batch ranks and of model ranks of every stage.
-    samples : int
-        Samples of the microbatch, over all ranks.
+    `widths` are the numbers of batch and of model ranks of every stage.
     """
     receivers = range(sender.model_rank, widths[stage][1], widths[sender.stage][1])
     return [piece for model_rank in receivers for piece in _pieces(widths, sender, stage, model_rank, samples)]
@@ -93,16 +88,6 @@ Routes = Callable[[int], list[ColumnRoute]]
 """Maps the number of samples of a microbatch to the pieces that this rank sends or receives."""
 
 
-class ChannelBuffers(NamedTuple):
-    """One kind of message between two chunks."""
-
-    tag: int  # MPI tag
-    routes: Routes
-    features: int  # elements per sample
-    capacity: int  # largest number of samples of a microbatch on this rank
-    depth: int  # number of buffers: receives started ahead, or messages packed and not yet sent
-
-
 class _Piece(NamedTuple):
     """A part of a message, for one rank of the other stage."""
 
@@ -112,32 +97,42 @@ class _Piece(NamedTuple):
     is_first: bool  # of the pieces with these columns, which several model ranks receive
 
 
-class _Buffer:
-    """A flat buffer, and its pieces by the number of samples of a microbatch."""
+class _Channel:
+    """An end of a channel, with a ring of buffers on the device of `kernels`.
 
-    def __init__(self, array: Array) -> None:
-        self.array = array
-        self.pieces: dict[int, list[_Piece]] = {}
+    Parameters
+    ----------
+    tag : int
+        MPI tag of its messages.
+    features : int
+        Elements per sample.
+    capacity : int
+        Largest number of samples of a microbatch on this rank.
+    depth : int
+        Number of buffers: receives started ahead, or messages packed and not yet sent.
+    """
 
-
-class _Buffers:
-    """A ring of buffers for the messages of a channel, on the device of `kernels`."""
-
-    def __init__(self, grid: ProcessGrid, kernels: Kernels, channel: ChannelBuffers, dtype: DTypeLike) -> None:
+    def __init__(
+        self,
+        grid: ProcessGrid,
+        kernels: Kernels,
+        dtype: DTypeLike,
+        tag: int,
+        routes: Routes,
+        features: int,
+        capacity: int,
+        depth: int,
+    ) -> None:
         self._group, self._rank_at, self._kernels = grid.world, grid.rank_at, kernels
-        self._tag, self._routes, self._features = channel.tag, channel.routes, channel.features
-        shape = (channel.features * channel.capacity,)
-        self._ring = deque(_Buffer(kernels.empty(shape, dtype)) for _ in range(channel.depth))
-        self.nbytes = sum(buffer.array.nbytes for buffer in self._ring)
+        self._tag, self._routes, self._features = tag, routes, features
+        self._buffers = [kernels.empty((features * capacity,), dtype) for _ in range(depth)]
+        self._ring = deque(range(depth))  # numbers of the free buffers
+        self._pieces = cache(self._make_pieces)
+        self.nbytes = sum(buffer.nbytes for buffer in self._buffers)
 
-    def _pieces(self, buffer: _Buffer, samples: int) -> list[_Piece]:
-        """The pieces of a message, made once for each number of samples."""
-        if samples not in buffer.pieces:
-            buffer.pieces[samples] = self._make_pieces(buffer.array, samples)
-        return buffer.pieces[samples]
-
-    def _make_pieces(self, array: Array, samples: int) -> list[_Piece]:
-        pieces, columns_before = [], set()
+    def _make_pieces(self, number: int, samples: int) -> list[_Piece]:
+        """The pieces of a message in the buffer of a number, for the samples of a microbatch."""
+        array, pieces, columns_before = self._buffers[number], [], set()
         for peer, start, stop in self._routes(samples):
             block = array[self._features * start : self._features * stop].reshape(self._features, stop - start)
             is_first = (start, stop) not in columns_before
@@ -146,11 +141,11 @@ class _Buffers:
         return pieces
 
 
-class Receiver(_Buffers):
+class Receiver(_Channel):
     """Receives the messages of one channel."""
 
     _expected: Iterator[ExpectedMessage]
-    _in_flight: deque[tuple[_Buffer, list[tuple[_Piece, Request]]]]
+    _in_flight: deque[tuple[int, list[tuple[_Piece, Request]]]]
 
     def begin(self, messages: Iterable[ExpectedMessage]) -> None:
         """Set the sequence of messages and start the first receives."""
@@ -180,23 +175,18 @@ class Receiver(_Buffers):
         self._in_flight.append((buffer, pieces))
 
 
-class Sender(_Buffers):
-    """Sends the messages of one channel.
+class Sender(_Channel):
+    """Sends the messages of one channel; parameters as for `_Channel`.
 
-    Parameters
-    ----------
-    synchronous : bool
-        Wait after every send until its receive has started (``MPI_Ssend``), so that progress does not depend on MPI's
-        buffering.
+    With `synchronous` it waits after every send until its receive has started (``MPI_Ssend``), so that progress does
+    not depend on MPI's buffering.
     """
 
-    def __init__(
-        self, grid: ProcessGrid, kernels: Kernels, channel: ChannelBuffers, dtype: DTypeLike, *, synchronous: bool
-    ) -> None:
-        super().__init__(grid, kernels, channel, dtype)
+    def __init__(self, *channel: Any, synchronous: bool) -> None:
+        super().__init__(*channel)
         self._synchronous = synchronous
-        self._packed: deque[tuple[_Buffer, list[_Piece]]] = deque()
-        self._sent: deque[tuple[_Buffer, list[Request]]] = deque()
+        self._packed: deque[tuple[int, list[_Piece]]] = deque()
+        self._sent: deque[tuple[int, list[Request]]] = deque()
 
     def pack(self, array: Array, samples: int) -> None:
         """Copy `array`, shape (features, columns of this rank), to a free buffer; `send` sends it later."""
@@ -239,19 +229,19 @@ Channels = tuple[Receiver | None, Receiver | None, Sender | None, Sender | None]
 def make_channels(
     plan: ChunkPlan, grid: ProcessGrid, chunk: ModelChunk, capacity: int, *, synchronous: bool
 ) -> Channels:
-    """The channels of a chunk; parameters as for `hybridnn.pipeline.execution.chunk_runtime.make_runtime`."""
-    role, depths, kernels, dtype = plan.role, plan.depths, chunk.kernels, chunk.weights.dtype
+    """The channels of a chunk; parameters as for `hybridnn.pipeline.execution.chunk_runtime.ChunkRuntime`."""
+    role, depths = plan.role, plan.depths
     own_position = StagePosition(grid.pipeline_rank, grid.batch_rank, grid.model_rank)
     first, last = chunk.shards[0].layer, chunk.shards[-1].layer
+    common = grid, chunk.kernels, chunk.weights.dtype
 
     def receiver(tag: int, neighbor: int, features: int, depth: int) -> Receiver:
         routes = partial(pieces_received, grid.stages, own_position, neighbor)
-        return Receiver(grid, kernels, ChannelBuffers(tag, routes, features, capacity, depth + EXTRA_BUFFERS), dtype)
+        return Receiver(*common, tag, routes, features, capacity, depth + EXTRA_BUFFERS)
 
     def sender(tag: int, neighbor: int, features: int, depth: int) -> Sender:
         routes = partial(pieces_sent, grid.stages, own_position, neighbor)
-        channel = ChannelBuffers(tag, routes, features, capacity, depth + EXTRA_BUFFERS)
-        return Sender(grid, kernels, channel, dtype, synchronous=synchronous)
+        return Sender(*common, tag, routes, features, capacity, depth + EXTRA_BUFFERS, synchronous=synchronous)
 
     input_receiver = gradient_receiver = output_sender = gradient_sender = None
     if not role.loads_input:

@@ -14,14 +14,17 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain, count, groupby, islice
+from itertools import accumulate, chain, count, groupby, islice, product
 from typing import NamedTuple
 
 from hybridnn.pipeline.schedules.instructions import (
     COMPUTATIONS,
     Backward,
     Barrier,
+    Forward,
+    InputGradient,
     Instruction,
+    Kinds,
     Load,
     ReceiveActivations,
     ReceiveGradients,
@@ -30,7 +33,7 @@ from hybridnn.pipeline.schedules.instructions import (
     SendGradients,
     Update,
 )
-from hybridnn.pipeline.schedules.schedule import Message, Schedule, ScheduleError
+from hybridnn.pipeline.schedules.schedule import Schedule, ScheduleError
 
 BARRIER = -1
 """Marks a barrier of all stages in a list of steps; smaller numbers mark further ones, which differ from each other."""
@@ -38,6 +41,61 @@ BARRIER = -1
 NO_NEED = -1  # marks a step that needs no other one
 
 COMPUTING = frozenset(COMPUTATIONS)
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+class Channel(NamedTuple):
+    """Path of one kind of messages, from stage `sender` to stage `receiver`."""
+
+    sender: int
+    receiver: int
+    gradients: bool  # gradients of a backward pass, not activations of a forward pass
+    chunk: int  # chunk of the receiver
+
+
+Message = tuple[Channel, int, int]
+"""Channel, minibatch and microbatch; messages sort, so that both ends can agree on an order."""
+
+Channels = dict[tuple[type[Instruction], int], Channel]  # of a stage, from kind and chunk of an instruction
+
+SEND_AND_RECEIVE = ((SendActivations, ReceiveActivations), (SendGradients, ReceiveGradients))
+
+
+class MessageFlow:
+    """The messages of a schedule, those between two chunks of one rank included."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._made, self._needed, self._carried = ([Channels() for _ in schedule.orders] for _ in range(3))
+        for stage, chunk in product(range(schedule.stages), range(schedule.chunks)):
+            if not schedule.is_last(stage, chunk):
+                receiver, receiver_chunk = schedule.after(stage, chunk)
+                self._add(Channel(stage, receiver, False, receiver_chunk), chunk)
+            if not schedule.is_first(stage, chunk):
+                receiver, receiver_chunk = schedule.before(stage, chunk)
+                self._add(Channel(stage, receiver, True, receiver_chunk), chunk)
+
+    def _add(self, channel: Channel, sender_chunk: int) -> None:
+        makers: Kinds = (Backward, InputGradient) if channel.gradients else (Forward,)
+        for maker in makers:
+            self._made[channel.sender][maker, sender_chunk] = channel
+            self._needed[channel.receiver][maker, channel.chunk] = channel
+        send, receive = SEND_AND_RECEIVE[channel.gradients]
+        self._carried[channel.sender][send, sender_chunk] = channel
+        self._carried[channel.receiver][receive, channel.chunk] = channel
+
+    def of_stage(self, stage: int) -> tuple[Channels, Channels]:
+        """Channels of the messages whose content a stage's computations produce, and of those that they consume."""
+        return self._made[stage], self._needed[stage]
+
+    def carried(self, stage: int, instruction: Instruction) -> Message | None:
+        """The message that a send sends or a receive receives."""
+        channel = self._carried[stage].get((type(instruction), instruction.chunk))
+        return None if channel is None else (channel, instruction.minibatch, instruction.microbatch)
+
+
+# -- order and times ---------------------------------------------------------------------------------------------------
 
 
 def advance(lists: Sequence[Sequence[int]], needs: Sequence[int]) -> tuple[list[int], list[int]]:
@@ -102,6 +160,7 @@ class CompiledSchedule:
     """The computations of a schedule, numbered, and an order in which they can run."""
 
     schedule: Schedule
+    flow: MessageFlow
     computations: tuple[Instruction, ...]  # those of stage 0 in the order of its list, then those of stage 1, and so on
     stages: tuple[int, ...]  # stage of each computation
     offsets: tuple[int, ...]  # index of each stage's first computation, and the number of all
@@ -173,17 +232,15 @@ class CompiledSchedule:
 def compile_schedule(schedule: Schedule) -> CompiledSchedule:
     """Find an order in which all computations of a schedule can run; its loads and messages are ignored.
 
-    Raises
-    ------
-    ScheduleError
-        If a stage waits for something that never happens.
+    Raises `ScheduleError` if a stage waits for something that never happens.
     """
     computations = [[item for item in order if type(item) in COMPUTING] for order in schedule.orders]
     offsets = tuple(accumulate(map(len, computations), initial=0))
     makers: dict[Message, int] = {}
     messages: list[Message | None] = []
+    flow = MessageFlow(schedule)
     for stage, items in enumerate(computations):
-        made, needed = schedule.flow.of_stage(stage)
+        made, needed = flow.of_stage(stage)
         for index, computation in enumerate(items, offsets[stage]):
             kind = type(computation), computation.chunk
             channel = made.get(kind)
@@ -201,6 +258,7 @@ def compile_schedule(schedule: Schedule) -> CompiledSchedule:
             raise _blocked(schedule, stage, done)
     return CompiledSchedule(
         schedule,
+        flow,
         tuple(chain.from_iterable(computations)),
         tuple(stage for stage, items in enumerate(computations) for _ in items),
         offsets,
@@ -269,11 +327,9 @@ def _in_one_order(made: dict[Message, float]) -> Iterator[tuple[float, Message]]
 def _ends(schedule: Schedule, message: Message) -> tuple[Instruction, Instruction]:
     """The send and the receive of a message."""
     channel, t, m = message
-    if channel.gradients:
-        _, chunk = schedule.after(channel.receiver, channel.chunk)
-        return SendGradients(t, m, chunk), ReceiveGradients(t, m, channel.chunk)
-    _, chunk = schedule.before(channel.receiver, channel.chunk)
-    return SendActivations(t, m, chunk), ReceiveActivations(t, m, channel.chunk)
+    _, sender_chunk = (schedule.after if channel.gradients else schedule.before)(channel.receiver, channel.chunk)
+    send, receive = SEND_AND_RECEIVE[channel.gradients]
+    return send(t, m, sender_chunk), receive(t, m, channel.chunk)
 
 
 def _merge(order: tuple[Instruction, ...], placed: list[tuple[int, Instruction]]) -> tuple[Instruction, ...]:

@@ -62,7 +62,6 @@ class StageProgram:
         self.loop: Loop | None = None  # what `walk` repeats for more minibatches than the schedule has
         self.order = order = schedule.orders[stage]
         self.memory: MemoryPlan = plan_memory(schedule, stage)
-        first_weight: dict[tuple[int, int], int] = {}
         first_backward: dict[tuple[int, int], int] = {}
         accumulating: list[int] = []
         completing: dict[tuple[int, int], int] = {}
@@ -72,7 +71,7 @@ class StageProgram:
             if isinstance(item, Backward | InputGradient):
                 first_backward.setdefault(minibatch_and_chunk, position)
             if isinstance(item, Backward | WeightGradient):
-                if first_weight.setdefault(minibatch_and_chunk, position) != position:
+                if minibatch_and_chunk in completing:
                     accumulating.append(position)
                 completing[minibatch_and_chunk] = position
             elif isinstance(item, ReduceGradients):
@@ -90,7 +89,7 @@ class StageProgram:
 
     def _find_versions(self) -> None:
         """Find the weights that passes read, the older versions that updates keep, and the delays of updates."""
-        forward: dict[int, int] = {}
+        policy, stages = self.schedule.policy, self.schedule.stages
         last_readers = self.memory.last_readers.items()
         for position, item, updates, read in self.schedule.versions(self.stage):
             if isinstance(item, Update):
@@ -98,11 +97,9 @@ class StageProgram:
                 self.kept[position] = tuple(
                     version - old for old, last in last_readers if old < version and last > position
                 )
-                self.delays[position] = updates - forward[item.minibatch]
+                self.delays[position] = updates - policy.forward(self.stage, stages, item.minibatch).version
             elif read is not None:
                 self.reads[position] = updates - read.version, read.ahead
-                if isinstance(item, Forward):
-                    forward.setdefault(item.minibatch, read.version)
 
     def walk(self, minibatches: int) -> Iterator[tuple[int, int]]:
         """Positions in execution order for a number of minibatches, each with an offset to its minibatch number."""
@@ -117,18 +114,6 @@ class StageProgram:
         for shift in range(period, extra + 1, period):
             yield from ((position, shift) for position in range(start, stop))
         yield from ((position, extra) for position in range(stop, len(self.order)))
-
-    def mean_staleness(self, minibatches: int) -> float:
-        """Mean over a number of minibatches: updates from the version that a forward pass read to the own update."""
-        loops = self.loop and (minibatches - self.schedule.minibatches) // self.loop.period
-        total = updates = 0
-        for position, item in enumerate(self.order):
-            if isinstance(item, Forward) and (item.microbatch, item.chunk) == (0, 0):
-                age, _ = self.reads[position]
-                is_repeated = self.loop is not None and self.loop.start <= position < self.loop.stop
-                total += (age + item.minibatch - updates) * (1 + (loops or 0) * is_repeated)
-            updates += isinstance(item, Update)
-        return total / minibatches
 
     def last_pass(self, item: Instruction) -> Instruction:
         """The pass that computes the activations for a microbatch's backward pass: recomputation or forward pass."""
@@ -255,16 +240,10 @@ def plan_memory(schedule: Schedule, stage: int) -> MemoryPlan:
     )
 
 
-def activation_lifetimes(order: tuple[Instruction, ...]) -> dict[Instruction, Lifetime]:
-    """Lifetime of the activations of every forward pass and recomputation of a stage, as the peaks count them."""
-    _, done = _last_uses(order)
-    return _activations(order, done)
-
-
-def input_lifetimes(order: tuple[Instruction, ...]) -> dict[Part, Lifetime]:
-    """Lifetime of the input of every microbatch and chunk of a stage."""
-    free, _ = _last_uses(order)
-    return _inputs(order, free)
+def lifetimes(order: tuple[Instruction, ...]) -> tuple[dict[Part, Lifetime], dict[Instruction, Lifetime]]:
+    """Lifetimes of the inputs of a stage, and of the activations of its passes, as the peaks count them."""
+    free, done = _last_uses(order)
+    return _inputs(order, free), _activations(order, done)
 
 
 def _inputs(order: tuple[Instruction, ...], last_uses: dict[Part, int]) -> dict[Part, Lifetime]:

@@ -17,11 +17,7 @@ from hybridnn.pipeline.schedules.instructions import (
     InputGradient,
     Instruction,
     Load,
-    ReceiveActivations,
-    ReceiveGradients,
     Recompute,
-    SendActivations,
-    SendGradients,
     Update,
 )
 
@@ -70,6 +66,10 @@ class WeightPolicy:
     backward: Rule
     # From (stage, stages) to the most weight versions a stage holds at a time, the current one included.
     versions: Callable[[int, int], int]
+
+    def mean_staleness(self, stage: int, stages: int, minibatches: int) -> float:
+        """Mean over so many minibatches: updates from the version that a forward pass reads to the own update."""
+        return sum(t - self.forward(stage, stages, t).version for t in range(minibatches)) / minibatches
 
 
 def newest(stage: int, stages: int, minibatch: int) -> WeightRead:
@@ -147,11 +147,6 @@ class Schedule:
             yield position, instruction, updates, self.weights_read(stage, instruction)
             updates += isinstance(instruction, Update)
 
-    @cached_property
-    def flow(self) -> MessageFlow:
-        """The messages."""
-        return MessageFlow(self)
-
     def error(self, stage: int, position: int, reason: str) -> ScheduleError:
         """The error at a position of a stage's list, which may be its end."""
         order = self.orders[stage]
@@ -169,64 +164,6 @@ def with_loads(schedule: Schedule) -> Schedule:
 
     orders = tuple(tuple(loaded(stage, order)) for stage, order in enumerate(schedule.orders))
     return replace(schedule, orders=orders)
-
-
-class Channel(NamedTuple):
-    """Path of one kind of messages, from stage `sender` to stage `receiver`."""
-
-    sender: int
-    receiver: int
-    gradients: bool  # gradients of a backward pass, not activations of a forward pass
-    chunk: int  # chunk of the receiver
-
-
-Message = tuple[Channel, int, int]
-"""Channel, minibatch and microbatch; messages sort, so that both ends can agree on an order."""
-
-Channels = dict[tuple[type[Instruction], int], Channel]  # of a stage, from kind and chunk of an instruction
-
-
-class MessageFlow:
-    """The messages of a schedule, those between two chunks of one rank included."""
-
-    def __init__(self, schedule: Schedule) -> None:
-        stages = range(schedule.stages)
-        self._made: list[Channels] = [{} for _ in stages]
-        self._needed: list[Channels] = [{} for _ in stages]
-        self._carried: list[Channels] = [{} for _ in stages]
-        for stage in stages:
-            for chunk in range(schedule.chunks):
-                if not schedule.is_last(stage, chunk):
-                    receiver, receiver_chunk = schedule.after(stage, chunk)
-                    channel = Channel(stage, receiver, False, receiver_chunk)
-                    self._add(channel, chunk, (Forward,), SendActivations, ReceiveActivations)
-                if not schedule.is_first(stage, chunk):
-                    receiver, receiver_chunk = schedule.before(stage, chunk)
-                    channel = Channel(stage, receiver, True, receiver_chunk)
-                    self._add(channel, chunk, (Backward, InputGradient), SendGradients, ReceiveGradients)
-
-    def _add(
-        self,
-        channel: Channel,
-        sender_chunk: int,
-        computations: tuple[type[Instruction], ...],
-        send: type[Instruction],
-        receive: type[Instruction],
-    ) -> None:
-        for computation in computations:
-            self._made[channel.sender][computation, sender_chunk] = channel
-            self._needed[channel.receiver][computation, channel.chunk] = channel
-        self._carried[channel.sender][send, sender_chunk] = channel
-        self._carried[channel.receiver][receive, channel.chunk] = channel
-
-    def of_stage(self, stage: int) -> tuple[Channels, Channels]:
-        """Channels of the messages whose content a stage's computations produce, and of those that they consume."""
-        return self._made[stage], self._needed[stage]
-
-    def carried(self, stage: int, instruction: Instruction) -> Message | None:
-        """The message that a send sends or a receive receives."""
-        channel = self._carried[stage].get((type(instruction), instruction.chunk))
-        return None if channel is None else (channel, instruction.minibatch, instruction.microbatch)
 
 
 # -- methods -----------------------------------------------------------------------------------------------------------

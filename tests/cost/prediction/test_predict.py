@@ -15,9 +15,9 @@ from hybridnn.cost.prediction import Workload
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.cost.prediction.stage_costs import StageCosts
 from hybridnn.pipeline.layout import Layout
+from hybridnn.pipeline.schedules.compiled_schedule import Channel
 from hybridnn.pipeline.schedules.instructions import Forward, InputGradient
 from hybridnn.pipeline.schedules.methods import METHODS, Method
-from hybridnn.pipeline.schedules.schedule import Channel
 from reference.machines import make_machine
 
 NANO = 1e-9

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hybridnn.cost.prediction.predict import run
 from hybridnn.cost.prediction.times import PARTS, MessageTimes, parts_of_efficiency
 from hybridnn.pipeline.checks.simulated_schedule import split_idle
-from hybridnn.pipeline.schedules.compiled_schedule import BARRIER, compile_schedule
+from hybridnn.pipeline.schedules.compiled_schedule import BARRIER, Message, compile_schedule
 from hybridnn.pipeline.schedules.instructions import (
     COMPUTATIONS,
     Backward,
@@ -26,7 +26,7 @@ from hybridnn.pipeline.schedules.instructions import (
     Recompute,
 )
 from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
-from hybridnn.pipeline.schedules.schedule import Message, ScheduleError
+from hybridnn.pipeline.schedules.schedule import ScheduleError
 from reference.schedule_times import times_of_computations
 from reference.schedules import small
 

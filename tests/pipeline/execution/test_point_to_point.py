@@ -12,7 +12,6 @@ from hybridnn.comm.blocks import block_slice
 from hybridnn.nn.kernels import NUMPY
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.point_to_point import (
-    ChannelBuffers,
     Receiver,
     Sender,
     StagePosition,
@@ -40,8 +39,7 @@ def exchange(grid: ProcessGrid, in_depth: int, out_depth: int, synchronous: bool
     messages = [(SendActivations(number), samples) for number, samples in enumerate(limit_sizes)]
     if grid.pipeline_rank == 0:
         routes = partial(pieces_sent, grid.stages, here, 1)
-        channel = ChannelBuffers(4, routes, FEATURES, CAPACITY, out_depth)
-        sender = Sender(grid, NUMPY, channel, "float64", synchronous=synchronous)
+        sender = Sender(grid, NUMPY, "float64", 4, routes, FEATURES, CAPACITY, out_depth, synchronous=synchronous)
         for number, (instruction, samples) in enumerate(messages):
             mine = np.ascontiguousarray(content(number, samples)[:, block_slice(samples, grid.batch, grid.batch_rank)])
             sender.pack(mine, samples)
@@ -50,7 +48,7 @@ def exchange(grid: ProcessGrid, in_depth: int, out_depth: int, synchronous: bool
         sender.finish()
         return
     routes = partial(pieces_received, grid.stages, here, 0)
-    receiver = Receiver(grid, NUMPY, ChannelBuffers(4, routes, FEATURES, CAPACITY, in_depth), "float64")
+    receiver = Receiver(grid, NUMPY, "float64", 4, routes, FEATURES, CAPACITY, in_depth)
     receiver.begin(messages)
     taken = []
     for _, samples in messages:

@@ -88,7 +88,7 @@ def test_mean_staleness_is_that_of_all_minibatches_counted_one_by_one(name: str)
                     staleness.append(updates - read[item.minibatch])
                     updates += 1
             assert len(staleness) == minibatches
-            found = make_program(make, stage, stages, minibatches).mean_staleness(minibatches)
+            found = full.policy.mean_staleness(stage, stages, minibatches)
             assert found == pytest.approx(sum(staleness) / minibatches, rel=1e-14)
 
 
