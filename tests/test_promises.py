@@ -10,15 +10,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.cli.main import main
 from hybridnn.errors import HybridnnError, NonFiniteLossError
 from hybridnn.training.records import StepRecord
+from mpi_runner.launch import JobResult
 from mpi_runner.slowness import deadline
 from reference.callbacks import Calling
 from reference.cases import Case, assert_arrays_same
@@ -28,12 +30,6 @@ from reference.pipeline_cases import DELAYED_CASES, UNEVEN
 from reference.ranks import allgather_objects
 from reference.sweeps import DISTRIBUTIONS, SPLITS, grids, sizes_for
 from reference.training_cases import Grid, TrainingCase, run_training_case
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
-
-    from mpi_runner.launch import JobResult
-
 
 SIZES = (5, 13, 7, 11, 6)
 MANY_LAYERS = (7, 7, 9, 9, 9, 12, 12, 12, 12, 5)

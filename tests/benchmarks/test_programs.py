@@ -8,10 +8,11 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 import benchmarks.__main__ as driver
 from benchmarks import gpu_kernels, gpu_training, parts
@@ -20,9 +21,6 @@ from benchmarks.limits import products_in, products_of
 from gpu.cuda_emulator import Emulator
 from hybridnn import ProcessGrid
 from hybridnn.gpu.cupy_kernels import CupyKernels
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 TINY = Case("4-6-6-2", (4, 6, 6, 2), 8, "regression", 2, 1, stages=(2, 1))
 RATIO = {"case": "4-64-64-64-1", "batch_size": 100, "ratio": 2.5, "ratio_min": 1.25, "ratio_max": 4.0}

@@ -6,10 +6,10 @@ import hashlib
 import subprocess
 from pathlib import Path
 from time import sleep
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import __version__
 from hybridnn.checkpoints import shards
@@ -26,9 +26,6 @@ from reference.checkpoint_cases import (
     layouts,
     progress_at,
 )
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 RANKS = [2, 3, 4]
 

@@ -6,14 +6,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
-from mpi_runner.launch import job_environment
-
-if TYPE_CHECKING:
-    from mpi_runner.launch import JobResult
+from mpi_runner.launch import JobResult, job_environment
 
 WRITE = """
 import os, sys

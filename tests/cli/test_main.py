@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -24,12 +23,10 @@ from hybridnn.data import catalogue, load_file
 from hybridnn.diagnostics.failsafe import PROGRESS_FILE
 from hybridnn.drawing.timelines import read_schedule
 from hybridnn.errors import DataError
+from mpi_runner.launch import JobResult
 from mpi_runner.slowness import deadline
 from reference.command_line import Run, error_line
 from reference.traces import trace_document, two_stages
-
-if TYPE_CHECKING:
-    from mpi_runner.launch import JobResult
 
 LOADED = """
 import sys

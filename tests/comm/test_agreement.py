@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import pytest
+from mpi4py import MPI
 
 from hybridnn.comm.agreement import (
     agree,
@@ -16,9 +15,6 @@ from hybridnn.comm.agreement import (
 from hybridnn.comm.comparison import same_text_on_all, unequal_values
 from hybridnn.errors import HybridnnError, SettingError
 from hybridnn.parallel.grid import ProcessGrid
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 SURROGATE = "\udc80"  # stands for a byte of a file name that is not UTF-8
 

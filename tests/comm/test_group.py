@@ -7,17 +7,15 @@ stand-in whose memory is filled late, when it is waited for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn.parallel.grid import ProcessGrid
 from reference.group_calls import CALLS, Case
 from reference.stand_in_device import ONE_MESSAGE, SMALL_PIECES, TRANSPORTS, device_group
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 LIMITS = (2**30, 24)  # bytes: whole arrays, and a few elements at a time
 HOST_SHAPES = ((11, 3), (2, 5), (7,), (4, 0))

@@ -7,17 +7,14 @@ import socket
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
+from mpi4py import MPI
 
 from hybridnn.comm import launcher, mpi
 from hybridnn.comm.launcher import launch_problem
 from hybridnn.comm.mpi import RANK_PROCESS, is_child, srun_option
 from mpi_runner.launch import run_job, run_mpi
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 OPEN_MPI, MPICH = "Open MPI v5.0.11", "MPICH Version: 5.0.2"
 BATCH_SCRIPT = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_NPROCS": "4", "SLURM_PROCID": "0"}

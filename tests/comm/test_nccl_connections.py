@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 from time import sleep
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn.comm.group import Group
 from hybridnn.gpu.device import Device
@@ -17,9 +18,6 @@ from hybridnn.gpu.setup import TransportFactory
 from hybridnn.parallel.grid import ProcessGrid
 from mpi_runner.launch import run_mpi
 from reference.stand_in_device import StandInCupy, data_of, device_of
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 def connected(comm: MPI.Intracomm) -> tuple[ProcessGrid, StandInCupy]:

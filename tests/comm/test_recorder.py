@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import threading
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn.comm.recorder import Call, Recorder, bytes_sent_by_rank
 from hybridnn.parallel.grid import ProcessGrid
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 def test_memory_is_bounded_and_totals_are_not() -> None:

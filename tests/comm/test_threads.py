@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.comm.threads import LARGE_PRODUCT, THREAD_VARIABLES, BlasThreads, limit_blas_threads
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 @pytest.fixture

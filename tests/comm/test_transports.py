@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn.comm.blocks import block_slice
 from hybridnn.gpu.cupy_kernels import CupyKernels
@@ -24,9 +25,6 @@ from reference.stand_in_device import (
     device_group,
     device_of,
 )
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 @pytest.mark.mpi(ranks=[3])

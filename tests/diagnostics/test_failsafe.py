@@ -9,16 +9,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
+from mpi4py import MPI
 
 from hybridnn.diagnostics import failsafe
 from hybridnn.diagnostics.failsafe import LEFT_TAG, running_world, send_departure
 from mpi_runner.launch import run_mpi
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 FAILS_IN_STEP_3 = """
 import numpy as np

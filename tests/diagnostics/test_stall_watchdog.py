@@ -10,10 +10,10 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn.comm.recorder import Recorder
 from hybridnn.diagnostics.stall_files import StallFiles
@@ -21,9 +21,6 @@ from hybridnn.diagnostics.stall_watchdog import SharedFolder, StallWatchdog, _De
 from hybridnn.parallel.grid import ProcessGrid
 from mpi_runner.launch import run_job, run_mpi
 from mpi_runner.slowness import deadline
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 PROGRAM = """
 import os, time

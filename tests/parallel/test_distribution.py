@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn.comm.blocks import block_slice
 from hybridnn.data import ArrayRows
 from hybridnn.parallel.distribution import ScatterDistributor
 from hybridnn.parallel.grid import ProcessGrid, fitting_grids
 from reference.ranks import allgather_objects
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 @pytest.mark.in_process(ranks=[1, 2, 4, 6])

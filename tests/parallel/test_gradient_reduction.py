@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mpi4py import MPI
 
 from hybridnn.comm.transport import HOST_BUCKETS, BucketConfig
 from hybridnn.gpu.staging import DEVICE_BUCKETS
 from hybridnn.parallel.gradient_reduction import GradientReducer, plan_buckets
 from hybridnn.parallel.grid import ProcessGrid
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=12), st.integers(1, 300))

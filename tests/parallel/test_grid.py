@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn.comm import mpi
 from hybridnn.errors import GridError
 from hybridnn.parallel.grid import ProcessGrid, fitting_grids
 from hybridnn.parallel.nodes import NodeMemory
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 @pytest.mark.in_process(ranks=[3])

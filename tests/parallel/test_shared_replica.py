@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import sqrt
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mpi4py import MPI
 
 from hybridnn.nn.kernels import NUMPY
 from hybridnn.nn.optimizers import SGD, Adam, Optimizer, OptimizerState
@@ -17,9 +17,6 @@ from hybridnn.parallel import shared_replica
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.shared_replica import SharedReplica, Sharing, share_replicas, slice_bounds
 from reference.ranks import on_nodes
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 NODES: dict[int, list[Sequence[int]]] = {
     2: [(0, 0)],

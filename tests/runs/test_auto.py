@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from mpi4py import MPI
 
 from hybridnn.config.settings import ParallelSettings, Settings, keys_of_layout, load_settings, settings_from
 from hybridnn.cost.machine import Machine
@@ -20,9 +20,6 @@ from hybridnn.runs.workload import choose_parallel_settings, workload_from_setti
 from reference.command_line import records_of
 from reference.machines import make_machine
 from reference.trained_runs import train
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 CHANGES = ["data.rows=200", "model.hidden=[12,12,12]", "training.epochs=1", "training.batch_size=20"]
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import ProcessGrid
 from hybridnn.comm.agreement import broadcast_text
@@ -15,9 +15,6 @@ from hybridnn.runs.inference import evaluate_run, predict_file
 from hybridnn.runs.trained_run import open_run
 from reference import network as net
 from reference.trained_runs import FEATURES, NETWORK, REGRESSION, regression_file, train, weights_of, write_checkpoint
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 GRIDS = {3: [(1, 3, 1), (3, 1, 1), (1, 1, 3)], 4: [(2, 2, 1), (1, 2, 2), (2, 1, 2)]}
 

@@ -6,9 +6,10 @@ import json
 from itertools import cycle
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from mpi4py import MPI
 
 from hybridnn import ProcessGrid
 from hybridnn.comm.recorder import Recorder
@@ -25,9 +26,6 @@ from hybridnn.pipeline.schedules.instructions import (
 from hybridnn.runs.trace_file import RankTrace, Trace, read_trace, write_trace
 from reference.ranks import on_nodes, this_rank
 from reference.traces import compute, trace_document
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 ONE_RANK = Layout(((1, 1),), (1,))
 

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from mpi4py import MPI
 
 from hybridnn import ProcessGrid
 from hybridnn.comm.recorder import Recorder
@@ -27,15 +27,11 @@ from hybridnn.pipeline.schedules.instructions import (
     WeightGradient,
 )
 from hybridnn.pipeline.schedules.methods import make_schedule
+from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.runs.trace_breakdown import break_down
 from hybridnn.runs.trace_file import Epoch, Trace, read_trace, write_trace
 from reference.cases import data
 from reference.pipeline_cases import PipelineCase, pipelined_trainer
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
-
-    from hybridnn.pipeline.schedules.schedule import Schedule
 
 MINIBATCHES = 4
 """Of an epoch of `MOMENTUM`."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn.config.settings import load_settings
 from hybridnn.cost.prediction.memory import stage_memory
@@ -17,9 +18,6 @@ from hybridnn.runs.records import RunHeader, RunView
 from hybridnn.runs.run import run_training
 from hybridnn.runs.workload import layout_from_settings, workload_from_settings
 from reference.machines import make_machine
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 GENERATED = ("data.name=synthetic", "data.rows=50", "data.synthetic.test_samples=10")
 SMALL = (

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn import ProcessGrid
@@ -22,9 +23,6 @@ from hybridnn.gpu.setup import TransportFactory
 from hybridnn.nn.kernels import NUMPY
 from hybridnn.training.device import TrainingDevice
 from reference.stand_in_device import STALE, DeviceArray, StandInCupy
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 CHUNK_BYTES = 200
 """Small, so that most arrays travel in several pieces."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.pipeline.checks.lint import ScheduleError, lint
@@ -16,9 +17,6 @@ from hybridnn.pipeline.schedules.instructions import Backward, InputGradient, In
 from hybridnn.pipeline.schedules.methods import forward_only, make_schedule
 from hybridnn.pipeline.schedules.schedule import Schedule
 from reference.ranks import replace_on_this_rank
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 MICROBATCHES = 4
 

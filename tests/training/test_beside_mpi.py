@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
+from mpi4py import MPI
 
 from reference.core_cases import CORE_CASES
 from reference.pipeline_cases import DELAYED_CASES, MOMENTUM, exact_cases
 from reference.training_cases import Grid, TrainingCase, check_training
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 @pytest.mark.mpi(ranks=[2, 3, 4])

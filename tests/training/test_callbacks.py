@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import MLP, SGD, Callback, EarlyStopping, ProcessGrid, Trainer
 from hybridnn.errors import HybridnnError, SettingError
 from hybridnn.nn.learning_rates import Step
 from reference.cases import assert_arrays_close, assert_arrays_same
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 SAMPLES = 48
 

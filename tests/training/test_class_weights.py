@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.errors import SettingError
 from reference import network as net
 from reference.cases import assert_arrays_close
 from reference.network import Network
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 NETWORK = Network((3, 5, 4, 4, 3), "tanh", loss="cross_entropy")
 RANDOM = np.random.default_rng(5)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import ProcessGrid, Trainer
 from hybridnn.comm.recorder import Call
@@ -32,9 +33,6 @@ from reference.cases import (
 from reference.stand_in_device import StandInCupy
 from training.device_cases import CASES, CLIPPED, EXACTLY, check
 from training.stand_in_training import cupy_with_a_gpu, kernels_of, stand_in
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 GRAPHS = {
     **CASES,

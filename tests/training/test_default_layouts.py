@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.comm.mpi import import_mpi
@@ -15,9 +16,6 @@ from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.training.config import TrainConfig
 from hybridnn.training.layout_choice import resolve_layout
 from reference.cases import assert_arrays_close
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 NETWORKS = ([40, 9, 8, 7, 6, 5, 3], [5, 6, 6, 6, 6, 60, 60, 3])
 """Networks whose work is not in the middle."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from mpi4py import MPI
 
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.errors import EnvironmentProblem, HybridnnError
@@ -13,9 +14,6 @@ from hybridnn.gpu import cupy_loading, setup
 from hybridnn.gpu.device_choice import choose_device, choose_device_together
 from hybridnn.gpu.setup import TransportChoice, choose_transport, cuda_support
 from hybridnn.parallel.grid import ProcessGrid
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 def cupy_with(places: list[str], *, nccl: bool = True, answers: bool = True) -> Any:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import MLP, ProcessGrid, Trainer
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.training.config import DeviceOptions
 from hybridnn.training.device import resolve_device
 from training.stand_in_training import cupy_with_a_gpu, kernels_of, stand_in
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 def test_without_a_gpu_the_cpu_trains_and_says_why() -> None:

@@ -9,19 +9,17 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import MLP, ProcessGrid, ProgressBar, Trainer
 from hybridnn.comm.mpi import Launch
 from hybridnn.errors import DataError, SettingError, UnequalSettingError
 from hybridnn.training.records import EpochRecord, History
 from reference.callbacks import Calling
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 SVG = "{http://www.w3.org/2000/svg}"
 

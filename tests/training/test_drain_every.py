@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.errors import NonFiniteLossError
@@ -26,9 +26,6 @@ from reference.pipeline_cases import (
 )
 from reference.ranks import allgather_objects
 from reference.training_list import THREE
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 ONE_DRAIN = {name: replace(it, drain_every=3) for name, it in DELAYED_CASES.items()}
 FIVE = replace(MOMENTUM, epochs=5)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import ProcessGrid, Trainer
 from hybridnn.data import ArrayRows
@@ -13,9 +14,6 @@ from hybridnn.data.dataset import PixelRows
 from reference.cases import Case, assert_arrays_close, data, make_trainer
 from training.device_cases import EXACTLY
 from training.stand_in_training import kernels_of, stand_in
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 ONE_EPOCH = Case(epochs=1)
 

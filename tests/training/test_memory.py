@@ -6,10 +6,11 @@ import gc
 import tracemalloc
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.comm import hosts
@@ -21,9 +22,6 @@ from reference.callbacks import Calling
 from reference.cases import assert_arrays_close
 from reference.network import Array
 from reference.ranks import shared_mappings
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 @pytest.fixture(scope="module")

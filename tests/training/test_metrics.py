@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from math import fsum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 import hybridnn
 from hybridnn.in_process import run_ranks
 from reference import network as net
 from reference.network import Array
 from reference.sweeps import grids
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 def hands_on(

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.parallel.grid import fitting_grids
 from hybridnn.training.config import DISTRIBUTIONS
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 class PickledError(Exception):

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import MLP, ProcessGrid, TrainConfig, Trainer
 from hybridnn.config.settings import load_settings
 from hybridnn.runs.workload import layout_from_settings
 from hybridnn.training.layout_choice import resolve_layout
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 def test_messages_overlap_where_others_than_the_computing_cores_move_them() -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.errors import HybridnnError, SettingError
@@ -21,9 +22,6 @@ from reference.pipeline_cases import (
 from reference.pipelines import uniform
 from reference.ranks import allgather_objects
 from reference.training_list import methods
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 @pytest.mark.in_process(ranks=[3])

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import tracemalloc
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 SIZES = (400,) * 9
 BATCH = 24

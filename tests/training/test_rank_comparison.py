@@ -7,10 +7,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import MLP, SGD, Adam, DeviceOptions, ProcessGrid, Trainer
 from hybridnn.data import (
@@ -27,12 +28,8 @@ from hybridnn.errors import DataError, GridError, HybridnnError, SettingError
 from hybridnn.nn.learning_rates import Step, WarmupLinear
 from hybridnn.runs.data import place_data
 from hybridnn.training import rank_comparison
+from mpi_runner.launch import JobResult
 from reference.ranks import allgather_objects, on_nodes
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
-
-    from mpi_runner.launch import JobResult
 
 SAMPLES = 1000  # of which not all are looked at
 X = np.random.default_rng(0).normal(size=(SAMPLES, 4)).astype(np.float32)

@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 from time import sleep
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.checkpoints.reading import Checkpoint, newest_valid
@@ -38,9 +39,6 @@ from reference.pipeline_cases import (
 )
 from reference.ranks import on_nodes, replace_on_this_rank, shared_mappings, this_rank
 from reference.training_list import SHARED, WIDE
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 def replica_of(trainer: Trainer) -> object:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.runs.run_files import read_run
@@ -17,9 +18,6 @@ from reference.callbacks import Calling
 from reference.cases import assert_arrays_close, assert_close, data
 from reference.pipeline_cases import DELAYED_CASES, MOMENTUM, expected_outcome, pipelined_trainer
 from reference.trained_runs import REGRESSION, regression_file, train
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 RANDOM = np.random.default_rng(0)
 X, Y = RANDOM.standard_normal((45, 5)), RANDOM.standard_normal((45, 2))

@@ -8,10 +8,11 @@ import re
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 from scipy import sparse
 
 from hybridnn import MLP, SGD, Adam, Trainer
@@ -24,9 +25,6 @@ from hybridnn.training.trainer import _largest_product
 from reference.callbacks import Calling
 from reference.cases import assert_arrays_same
 from reference.network import Array
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 def regression(samples: int = 60) -> tuple[Array, Array]:

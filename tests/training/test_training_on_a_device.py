@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.checkpoints.reading import newest_valid
@@ -29,9 +30,6 @@ from reference.cases import Case, assert_arrays_close, data, make_trainer, run
 from reference.pipeline_cases import ADAM, DELAYED_CASES, MOMENTUM, PipelineCase, check_pipelined, exact_cases
 from training.device_cases import CASES, CLIPPED, EXACTLY, SPLIT, check
 from training.stand_in_training import kernels_of, stand_in
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn.comm.recorder import Recorder
 from hybridnn.cost.calibration import communication
@@ -22,9 +22,6 @@ from hybridnn.cost.calibration.communication import (
     plan_cases,
 )
 from hybridnn.parallel.grid import ProcessGrid
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 @pytest.mark.mpi(ranks=[3])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import MLP, ProcessGrid
 from hybridnn.comm.group import Group
@@ -27,9 +28,6 @@ from hybridnn.cost.machine_file import read_machine
 from hybridnn.pipeline.partition import LayerSeconds
 from hybridnn.runs.step_timer import TrainingTimer
 from mpi_runner.slowness import deadline
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 CACHE_ELEMENTS = 2**20 // 4
 """The synthetic cache holds 1 MiB."""

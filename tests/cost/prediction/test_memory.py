@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import tracemalloc
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.cost.prediction import Workload
@@ -14,9 +15,6 @@ from hybridnn.cost.prediction.memory import data_bytes, dry_array, largest_memor
 from hybridnn.parallel.dense import split_layers
 from hybridnn.pipeline.layout import Layout
 from reference.ranks import on_nodes
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 MODEL = MLP([5, 14, 14, 14, 9, 14, 14, 14, 6], residual=True)
 WIDE = MLP([40, 700, 700, 30], "tanh")

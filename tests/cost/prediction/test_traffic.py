@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.cost.prediction import Workload
@@ -13,9 +14,6 @@ from hybridnn.cost.prediction.predict import predict
 from hybridnn.pipeline.schedules.methods import METHODS
 from reference.machines import make_machine
 from reference.ranks import on_nodes
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 SIZES = [6, 12, 12, 12, 12, 12, 12, 12, 4]
 NARROW = [6, 12, 2, 3, 12, 3, 2, 1]

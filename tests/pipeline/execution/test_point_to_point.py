@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn.comm.blocks import block_slice
 from hybridnn.nn.kernels import NUMPY
@@ -20,9 +20,6 @@ from hybridnn.pipeline.execution.point_to_point import (
     pieces_sent,
 )
 from hybridnn.pipeline.schedules.instructions import SendActivations
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 FEATURES, CAPACITY = 5, 12
 SIZES = [12, 7, 1, 0, 12, 3, 11]
