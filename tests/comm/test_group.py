@@ -1,8 +1,4 @@
-"""Every call of a group against NumPy: on host arrays, and on arrays of a device by every transport.
-
-Each rank generates the data of every rank from a seed, so the expected result needs no message. The device is a
-stand-in whose memory is filled late, when it is waited for.
-"""
+"""Groups: collectives, messages and agreement, their checks and records."""
 
 from __future__ import annotations
 
@@ -13,6 +9,15 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from hybridnn.comm.agreement import (
+    agree,
+    broadcast_text,
+    gather_texts,
+    lowest_rank,
+    value_of_first,
+)
+from hybridnn.comm.comparison import same_text_on_all, unequal_values
+from hybridnn.errors import HybridnnError, SettingError
 from hybridnn.parallel.grid import ProcessGrid
 from reference.group_calls import CALLS, Case
 from reference.stand_in_device import ONE_MESSAGE, SMALL_PIECES, TRANSPORTS, device_group
@@ -130,3 +135,37 @@ def test_split_makes_a_group_of_the_ranks_of_one_color_in_the_same_order(comm: M
     part.allgather_rows(ranks)
     assert ranks.tolist() == members
     assert part.size == 1 or grid.recorder.events[-1].axis == "part"
+
+
+# -- agreement ---------------------------------------------------------------------------------------------------------
+
+
+SURROGATE = "\udc80"  # stands for a byte of a file name that is not UTF-8
+
+
+@pytest.mark.in_process(ranks=[1, 3])
+def test_the_lowest_failing_rank_is_known_to_all(comm: MPI.Intracomm) -> None:
+    group, last = ProcessGrid(comm).world, comm.size - 1
+
+    def fail() -> None:
+        if comm.rank:
+            raise SettingError("lr", comm.rank, "is wrong")
+
+    assert agree(group, lambda: comm.rank) == comm.rank
+    assert [lowest_rank(group, comm.rank >= first) for first in (0, last, comm.size)] == [0, last, None]
+    if comm.size > 1:
+        with pytest.raises(HybridnnError, match=f"lr = {max(comm.rank, 1)}") as raised:
+            agree(group, fail)
+        assert isinstance(raised.value, SettingError) == (comm.rank > 0)
+
+
+@pytest.mark.in_process(ranks=[1, 3])
+def test_texts_and_values_are_compared(comm: MPI.Intracomm) -> None:
+    group, own = ProcessGrid(comm).world, "é" * comm.rank
+    assert gather_texts(group, own) == ["é" * rank for rank in range(comm.size)]
+    assert broadcast_text(group, f"{SURROGATE}{comm.rank}", comm.size - 1) == f"{SURROGATE}{comm.size - 1}"
+    assert value_of_first(group, lambda: {"rank": comm.rank, "name": SURROGATE}) == {"rank": 0, "name": SURROGATE}
+    assert same_text_on_all(group, SURROGATE)
+    assert same_text_on_all(group, own) == (comm.size == 1)
+    found = unequal_values(group, lambda: {"lr": "0.1" if comm.rank == 1 else "0.01", "seed": "0"})
+    assert [value.text for value in found] == ["lr: rank 1 has 0.1, ranks 0, 2 have 0.01"] * (comm.size > 1)

@@ -1,9 +1,11 @@
-"""Errors for launches that start one job per process instead of one job."""
+"""Launches: which are right, what Open MPI needs of the environment, and the errors of wrong ones."""
 
 from __future__ import annotations
 
 import os
+import pwd
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,8 +15,17 @@ from mpi4py import MPI
 
 from hybridnn.comm import launcher, mpi
 from hybridnn.comm.launcher import launch_problem
-from hybridnn.comm.mpi import RANK_PROCESS, is_child, srun_option
+from hybridnn.comm.mpi import (
+    COMMUNICATION,
+    LAUNCHED,
+    RANK_PROCESS,
+    is_child,
+    set_rank_settings,
+    single_process_settings,
+    srun_option,
+)
 from mpi_runner.launch import run_job, run_mpi
+from mpi_runner.slowness import deadline
 
 OPEN_MPI, MPICH = "Open MPI v5.0.11", "MPICH Version: 5.0.2"
 BATCH_SCRIPT = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_NPROCS": "4", "SLURM_PROCID": "0"}
@@ -189,3 +200,68 @@ def test_children_of_ranks_train_alone_or_are_refused(tmp_path: Path) -> None:
     assert lines.count("a child of 2") == 4, "two ranks of a nested mpirun in each rank"
     assert len([line for line in lines if line.startswith("GridError: the world group belongs to a rank, and")]) == 2
     assert len([line for line in lines if line.startswith("GridError: the communicator belongs to a rank, and")]) == 4
+
+
+# -- settings of Open MPI ----------------------------------------------------------------------------------------------
+
+
+BTL = "OMPI_MCA_btl"
+
+
+def settings(environment: dict[str, str]) -> dict[str, str]:
+    """The environment in which MPI is initialized."""
+    before = dict(environment)
+    with single_process_settings(environment):
+        found = dict(environment)
+    assert environment == before
+    return found
+
+
+def test_shared_memory_is_excluded_without_a_launcher() -> None:
+    own = {BTL: COMMUNICATION[BTL]}
+    assert settings(own) == {BTL: "^ofi,sm"}
+    assert settings({BTL: "tcp,self"}) == {BTL: "tcp,self"}
+    assert settings({}) == {}
+    for name in LAUNCHED:
+        assert settings(own | {name: "0"}) == own | {name: "0"}
+
+
+def test_the_variable_is_restored_after_an_error() -> None:
+    environment = {BTL: COMMUNICATION[BTL]}
+    with pytest.raises(ImportError), single_process_settings(environment):
+        raise ImportError
+    assert environment == {BTL: COMMUNICATION[BTL]}
+
+
+def test_home_is_set_also_for_a_user_whom_the_system_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    for known, expected in ((True, pwd.getpwuid(os.getuid()).pw_dir), (False, "/")):
+        if not known:
+            monkeypatch.setattr("os.path.expanduser", lambda path: path)
+        environment: dict[str, str] = {}
+        set_rank_settings(environment)
+        assert environment["HOME"] == expected
+
+
+PROGRAM = """
+import os
+from hybridnn import ProcessGrid
+assert ProcessGrid().size == 1
+print([line.split()[-1] for line in open("/proc/self/maps") if "/dev/shm/" in line])
+print(os.environ["OMPI_MCA_btl"])
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="this system does not list what a process maps")
+@pytest.mark.parametrize("home", [{}, {"HOME": "/none/such"}])
+def test_a_single_process_needs_no_home_and_maps_no_file_of_shared_memory(home: dict[str, str]) -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in (*LAUNCHED, BTL, "HOME")} | home
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=deadline(60),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "[]\n^ofi\n"

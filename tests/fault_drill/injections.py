@@ -6,11 +6,14 @@ import re
 from dataclasses import dataclass
 from random import Random
 from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM, SIGUSR1
+from typing import TYPE_CHECKING
 
 from fault_drill.damage import DAMAGES
-from fault_drill.launches import Recipe
 from fault_drill.moments import MOMENTS, PHASES
 from fault_drill.rank import BROKEN
+
+if TYPE_CHECKING:
+    from fault_drill.launches import Recipe
 
 __all__ = ["FAULTS", "Fault", "Injection", "draw_injection"]
 
