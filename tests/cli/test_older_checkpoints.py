@@ -22,7 +22,6 @@ RUN = "run"
 SMALL = (
     *("train", "--data", "synthetic", "--hidden", "9", "--batch-size", "25", "-q"),
     *("--set", "data.rows=200", "--set", "data.synthetic.test_samples=20"),
-    *("--set", "training.checkpoint_every=1"),
 )
 ARRAY = "layers.0.weight.npy"
 
@@ -106,7 +105,8 @@ HARM: list[Callable[[Path], object]] = [
 @pytest.mark.timeout(300)
 def test_a_run_goes_on_from_an_older_checkpoint(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     epochs = len(HARM) // 8 + 3
-    train = (*SMALL, "--epochs", str(epochs), "--set", f"training.keep={8 * epochs}")
+    train = (*SMALL, "--epochs", str(epochs))
+    every_step = ("--set", "training.checkpoint_every=1", "--set", f"training.keep={8 * epochs}")
     assert run_hybridnn(*train, "--out", "uninterrupted")[0] == 0
 
     def on_epoch_end(view: TrainView, trainer: Any, record: Any) -> None:
@@ -116,7 +116,7 @@ def test_a_run_goes_on_from_an_older_checkpoint(run_hybridnn: Run, monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr(TrainView, "on_epoch_end", on_epoch_end)
         with pytest.raises(RuntimeError, match="plug"):
-            run_hybridnn(*train, "--out", RUN)
+            run_hybridnn(*train, *every_step, "--out", RUN)
     newest: list[Path] = []
     while (found := sorted(Path(RUN, "checkpoints").iterdir(), reverse=True)) != newest:
         newest = found

@@ -163,7 +163,7 @@ def test_labels_with_decimal_points_are_warned_of(run_hybridnn: Run, table: Call
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("columns", [20_000, pytest.param(100_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("columns", [3_000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_very_wide_table_is_trained_on_and_used(run_hybridnn: Run, columns: int) -> None:
     rows = [",".join(f"column {number}" for number in range(columns)) + ",churn"]
     rows += ["1," * columns + "no", "2," * columns + "yes", "3," * columns + "no"]

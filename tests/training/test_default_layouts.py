@@ -28,7 +28,7 @@ def trained(grid: ProcessGrid, sizes: list[int], **options: Any) -> Trainer:
     random = np.random.default_rng(len(sizes))
     x, y = random.standard_normal((53, sizes[0])), random.integers(0, 3, 53)
     trainer = Trainer(MLP(sizes, "tanh"), SGD(lr=0.1), grid=grid, batch_size=24, dtype="float64", **options)
-    trainer.fit(x, y, epochs=2)
+    trainer.fit(x, y, epochs=1)
     return trainer
 
 
