@@ -17,8 +17,7 @@ from hybridnn.checkpoints.reading import newest_valid
 from hybridnn.comm.agreement import gather_texts
 from hybridnn.errors import DataError
 from reference.checkpoint_cases import Layout, LocalArrays, laid_out, progress_at
-from reference.damaged_files import replace
-from reference.forgeries import forge
+from reference.damaged_files import forge, replace
 
 ONE = laid_out(((1, 1),))
 FILE = "layers.2.weight.npy"

@@ -14,9 +14,8 @@ import pytest
 
 from hybridnn.cli.train_view import TrainView
 from mpi_runner.slowness import deadline
-from reference import forgeries
 from reference.command_line import Run, assert_same_weights
-from reference.damaged_files import REPLACEMENTS, replace
+from reference.damaged_files import REPLACEMENTS, forge, replace
 
 RUN = "run"
 SMALL = (
@@ -27,7 +26,7 @@ ARRAY = "layers.0.weight.npy"
 
 
 def forged(field: str, value: Any) -> Callable[[Path], None]:
-    return lambda checkpoint: forgeries.forge(checkpoint / "manifest.json", field.split("/"), value)
+    return lambda checkpoint: forge(checkpoint / "manifest.json", field.split("/"), value)
 
 
 def in_place_of(name: str, kind: str) -> Callable[[Path], object]:
@@ -77,19 +76,40 @@ def flip_version(checkpoint: Path) -> None:
     path.write_text(path.read_text().replace('"format_version": 1', '"format_version": 3'))
 
 
-WHOLE_EPOCH = {"minibatches": 8, "samples": 200}
-"""Progress after an epoch, where that of the next one is expected."""
+FIELDS: dict[str, tuple[Any, ...]] = {
+    "format_version": (10**6, 10**30, "1", 0.5, None, []),
+    "origin": (None,),
+    "origin/layout/method": ("", "no such method", None),
+    "origin/layout/stages": ([], [[0, 0]]),
+    "origin/layout/chunks": (0, -1),
+    "progress": ([],),
+    "progress/minibatches": (10**6, 2**62, -1),
+    "progress/epoch": (0, 10**12),
+    "progress/step": (-5, 10**40),
+    "progress/samples": (7000, -20, float("nan")),
+    "progress/loss_sum": ("much",),
+    "slots": (["nothing"], None),
+    "arrays": ({}, []),
+}
+ARRAY_FIELDS: dict[str, tuple[Any, ...]] = {
+    "shape": ([10**12], [], [-1, 3], None),
+    "dtype": ("object", "no dtype"),
+    "bytes": (8 << 40, -1),
+    "sha256": ("", "0" * 64),
+}
+"""Fields of a manifest and of an array in it, and wrong values; layers of stages only matter to stale methods."""
 
 HARM: list[Callable[[Path], object]] = [
     *(in_place_of("", kind) for kind in ("a FIFO", "a link to itself", "a link to nothing")),
     lambda checkpoint: (replace(checkpoint, "nothing"), checkpoint.write_text("x")),
     lambda checkpoint: (replace(checkpoint, "nothing"), checkpoint.mkdir()),
     *(in_place_of(name, kind) for name in ("manifest.json", "SHA256SUMS", ARRAY) for kind in REPLACEMENTS),
-    # The layers of the stages only matter to stale methods.
-    *(forged(field, value) for field, value in forgeries.VALUES if field != "origin/layout/layers"),
-    *(forged(f"arrays/{ARRAY}/{field}", value) for field, value in forgeries.ARRAY_VALUES),
-    *(another_name(name) for name in forgeries.NAMES),
-    lambda checkpoint: [forged(f"progress/{key}", value)(checkpoint) for key, value in WHOLE_EPOCH.items()],
+    *(forged(field, value) for field, values in FIELDS.items() for value in values),
+    *(forged(f"arrays/{ARRAY}/{field}", value) for field, values in ARRAY_FIELDS.items() for value in values),
+    # Outside of the folder, too long, or with a NUL.
+    *map(another_name, ("../../config.toml", "/dev/zero", "x" * 5000 + ".npy", "layers\0.npy", "", ".")),
+    # The progress after an epoch, where that of the next one is expected.
+    lambda checkpoint: (forged("progress/minibatches", 8)(checkpoint), forged("progress/samples", 200)(checkpoint)),
     forged("progress/step", 10**6),
     forged("slots", ["velocity", "speed"]),
     other_array(lambda array: array.T.copy()),
