@@ -453,13 +453,3 @@ def test_damaged_file_of_columns_is_named(run_hybridnn: Run, people: pd.DataFram
     ):
         Path("run/table.json").write_text(damaged)
         assert message in error_line(run_hybridnn("predict", "run", "people.csv"))
-
-
-def test_a_wide_table_that_cannot_be_used_is_refused_in_one_line(run_hybridnn: Run) -> None:
-    columns = 200
-    header = ",".join(f"column {number}" for number in range(columns))
-    Path("wide.csv").write_text(f"{header},y\n{'x,' * columns}p\n{'1,' * columns}q\n")
-    line = error_line(run_hybridnn("train", "--file", "wide.csv", "--targets", "y"))
-    assert "(1) text in column 0 ('x' in row 1), (2) text in column 1" in line
-    assert " and 188 more; what may solve them: data.categories = 'one-hot'" in line
-    assert len(line) < 1500

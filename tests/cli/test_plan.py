@@ -203,17 +203,6 @@ def test_curves(simulate: Run) -> None:
     assert "2048" in out  # the minibatch of eight replicas
 
 
-def test_layouts_that_training_accepts_are_simulated(simulate: Run, tmp_path: Path) -> None:
-    """More ranks than the machine has, and more batch ranks than samples."""
-    write_machine(make_machine(ranks_per_node=2), tmp_path / "two.toml")
-    code, out, error = simulate("--ranks", "4", "--machine", "two.toml")
-    assert (code, error) == (0, "")
-    assert "The machine is made for 2 ranks: more of them take turns." in out
-    code, out, error = simulate("--ranks", "1024", *CLUSTER)
-    assert (code, error) == (0, "")
-    assert "more batch ranks than samples of a microbatch, so that some have none: 1024 ranks" in out
-
-
 def test_an_efficiency_above_100_percent_is_explained(simulate: Run, tmp_path: Path) -> None:
     """Weights that one rank's cache does not hold, and two ranks' caches do."""
     machine = make_machine()

@@ -356,24 +356,6 @@ def test_a_rank_without_a_file_or_listed_as_unresponsive_gave_no_sign(run_hybrid
         assert (code, f"* {rank} gave no sign: " in out) == (0, True)
 
 
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (lambda text: text[:100], "EOF while parsing"),
-        (lambda text: text.replace('"idle_seconds": 60.0', '"idle_seconds": "long"'), "idle_seconds: "),
-        (lambda text: "{}", "rank: is missing"),
-    ],
-)
-def test_a_damaged_file_is_named(
-    run_hybridnn: Run, stalled_run: Path, damage: Callable[[str], str], words: str
-) -> None:
-    file = stalled_run / "stall" / "rank-1.json"
-    file.write_text(damage(file.read_text()))
-    line = error_line(run_hybridnn("report", str(stalled_run)))
-    assert line.startswith(f"Error: {file}: ")
-    assert words in line
-
-
 def test_a_run_that_finished_after_a_stall_has_the_figures_too(run_hybridnn: Run, stalled_run: Path) -> None:
     write_run(stalled_run)
     out = run_hybridnn("report", str(stalled_run))[1]

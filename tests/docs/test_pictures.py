@@ -12,7 +12,7 @@ import pytest
 from hybridnn.drawing.figures import COLORS
 from hybridnn.drawing.picture import svg_text
 from hybridnn.drawing.timelines import schedule
-from reference.colors import contrast
+from reference.pictures import contrast
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SVG = "{http://www.w3.org/2000/svg}"

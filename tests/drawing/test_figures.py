@@ -19,8 +19,7 @@ from hybridnn.drawing.figures import (
     ratio_tick,
     tidy,
 )
-from reference.colors import SIGHTS, contrast, difference
-from reference.pictures import least_points, least_points_of_svg
+from reference.pictures import SIGHTS, contrast, difference, least_points, least_points_of_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 LEAST_DIFFERENCE = 17.0  # of two colours; Okabe's and Ito's have 17.8, without their yellow

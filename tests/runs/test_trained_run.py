@@ -82,27 +82,6 @@ def test_run_without_weights_is_refused(run: Path) -> None:
         open_run(run)
 
 
-def test_damaged_folder_is_refused(run: Path, tmp_path: Path) -> None:
-    for file, content, message in (
-        ("config.toml", None, "is not a run folder: it has no config.toml"),
-        ("config.toml", b"[training]\nepochs = 0\n", r"config\.toml: training\.epochs = 0"),
-        ("weights.npz", b"PK\x03\x04 not really", r"weights\.npz: not an \.npz file"),
-        ("standardization.npz", None, r"standardization\.npz: cannot be read: No such file"),
-        ("standardization.npz", b"", r"standardization\.npz: not an \.npz file"),
-    ):
-        before = (run / file).read_bytes()
-        (run / file).unlink()
-        if content is not None:
-            (run / file).write_bytes(content)
-        with pytest.raises(DataError, match=message):
-            open_run(run)
-        (run / file).write_bytes(before)
-    (tmp_path / "file").touch()
-    for name in ("absent", "file"):
-        with pytest.raises(DataError, match=f"{name} is not a run folder"):
-            open_run(tmp_path / name)
-
-
 def test_weights_of_another_network_are_refused(run: Path) -> None:
     changes: list[tuple[dict[str, np.ndarray | None], str]] = [
         ({"layers.0.weight": None}, r"layers\.0\.weight is missing; the file holds layers\.0\.bias"),

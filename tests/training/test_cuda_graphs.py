@@ -31,8 +31,7 @@ from reference.cases import (
     run,
 )
 from reference.stand_in_device import StandInCupy
-from training.device_cases import CASES, CLIPPED, EXACTLY, check
-from training.stand_in_training import cupy_with_a_gpu, kernels_of, stand_in
+from training.stand_in_training import CASES, CLIPPED, EXACTLY, check, cupy_with_a_gpu, kernels_of, stand_in
 
 GRAPHS = {
     **CASES,

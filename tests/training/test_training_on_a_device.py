@@ -29,8 +29,7 @@ from hybridnn.training.records import StepPosition
 from reference.callbacks import Calling
 from reference.cases import Case, assert_arrays_close, data, make_trainer, run
 from reference.pipeline_cases import ADAM, DELAYED_CASES, MOMENTUM, PipelineCase, check_pipelined, exact_cases
-from training.device_cases import CASES, CLIPPED, EXACTLY, SPLIT, check
-from training.stand_in_training import kernels_of, stand_in
+from training.stand_in_training import CASES, CLIPPED, EXACTLY, SPLIT, check, kernels_of, stand_in
 
 
 @pytest.mark.parametrize("name", CASES)

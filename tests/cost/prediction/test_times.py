@@ -26,8 +26,7 @@ from hybridnn.pipeline.schedules.instructions import (
 )
 from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
 from hybridnn.pipeline.schedules.schedule import Message, ScheduleError
-from reference.schedule_times import times_of_computations
-from reference.schedules import small
+from reference.schedules import small, times_of_computations
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.instructions import ALL_MICROBATCHES, Instruction
 from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
 from hybridnn.pipeline.schedules.schedule import Schedule
-from reference.schedule_times import times_of_computations
-from reference.schedules import small
+from reference.schedules import small, times_of_computations
 
 TIMES = [Durations(1, 1, 0.5), Durations(), Durations(3, 5, 2), Durations(0.5, 0.75, 0.25)]
 STAGES = (1, 2, 3, 6)
