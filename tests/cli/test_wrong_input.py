@@ -128,8 +128,9 @@ def test_a_training_with_closed_streams_and_a_marked_file_runs(closed: str, tmp_
     assert (tmp_path / "run" / "weights.npz").exists()
 
 
-@pytest.mark.parametrize("arguments", ["data list", "train --hidden 8 --epochs 1 --out run"])
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("arguments", "unbuffered"), [("data list", ""), ("data list", "1"), ("train --hidden 8 --epochs 1 --out run", "")]
+)
 def test_output_that_cannot_be_written_is_one_line(arguments: str, unbuffered: str, tmp_path: Path) -> None:
     command = f"PYTHONUNBUFFERED={unbuffered} {shlex.quote(sys.executable)} -m hybridnn {arguments} > /dev/full"
     done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=deadline(60))

@@ -156,25 +156,6 @@ def test_the_name_of_an_optimizer_stands_for_its_defaults() -> None:
     assert Trainer(MLP([2, 2]), "Adam").optimizer == Adam()
 
 
-def test_wrong_arguments_are_one_line_with_advice() -> None:
-    takes = "takes no argument"
-    wrong: dict[str, Callable[[], Any]] = {
-        "Trainer.fit needs the argument epochs": lambda: trainer().fit(X, Y),
-        f"Trainer.fit {takes} 'batch_size': give it to Trainer": lambda: trainer().fit(X, Y, epochs=1, batch_size=8),
-        f"Trainer.fit {takes} 'validation_data': did you mean validation?": lambda: trainer().fit(
-            X, Y, epochs=1, validation_data=(X, Y)
-        ),
-        f"Trainer.fit {takes} 'epoch': did you mean epochs?": lambda: trainer().fit(X, Y, epoch=1),
-        "validation = 0.2: must be samples and targets": lambda: trainer().fit(X, Y, epochs=1, validation=0.2),
-        "validation has 3 parts: it must be samples": lambda: trainer().fit(X, Y, epochs=1, validation=[X, Y, Y]),
-        f"SGD {takes} 'rho': it takes lr, momentum, dampening, nesterov, weight_decay": lambda: SGD(rho=1),
-    }
-    for message, action in wrong.items():
-        with pytest.raises(SettingError) as raised:
-            action()
-        assert str(raised.value).startswith(message)
-
-
 def test_methods_of_other_libraries_are_named() -> None:
     for name, words in (
         ("save", r"numpy.savez\('weights.npz'"),
