@@ -1,7 +1,5 @@
 """Environment of the tests: no launcher of the machine, no Slurm job around them, a home folder of their own."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

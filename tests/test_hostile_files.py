@@ -4,8 +4,6 @@ A refusal is a `HybridnnError`, which a command prints as its only line, with ex
 allocates little memory.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import io

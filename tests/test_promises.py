@@ -4,8 +4,6 @@ Further tests are in ``tests/training``: ``test_cases.py`` for promises 1 to 5 a
 ``test_metrics.py`` for 6, ``test_trainer.py`` for 9 and 10.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product

@@ -1,7 +1,5 @@
 """The programs of the benchmarks, with networks so small that their figures mean nothing."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping, Sequence

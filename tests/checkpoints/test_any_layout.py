@@ -1,7 +1,5 @@
 """Every layout writes the same files, and reads its shards of those that any other layout wrote."""
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Damage is found and named, and the newest valid checkpoint is used instead."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

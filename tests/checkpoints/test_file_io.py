@@ -1,7 +1,5 @@
 """Files of a checkpoint: blocks written in any order, and the ranks that write them."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from pathlib import Path

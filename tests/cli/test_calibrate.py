@@ -1,7 +1,5 @@
 """`hybridnn calibrate`: the file, the tables, and wrong input; not what was measured."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from io import StringIO

@@ -1,7 +1,5 @@
 """`--help` of every command, and completion in shells."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

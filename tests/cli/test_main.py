@@ -1,7 +1,5 @@
 """The command line: help, version, exit codes, loaded modules, `hybridnn data`, and commands on the ranks of a job."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A run goes on from an older checkpoint where the newest ones are damaged, and names each that it passes over."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time

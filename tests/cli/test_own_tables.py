@@ -1,7 +1,5 @@
 """Tables of users, on any number of ranks: columns by name, files from any folder, text and missing values."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shlex

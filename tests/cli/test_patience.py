@@ -1,7 +1,5 @@
 """The weights of the best epoch are kept, and early stopping ends with them: every layout, and resumed runs too."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """`hybridnn plan` and `simulate`: tables, drawings, curves, the JSON with the same figures, and wrong input."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """`hybridnn report`: one run, tables and curves of several, stalls, the JSON with the same figures, and wrong input."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """`hybridnn schedule`: figures, the JSON with every instruction, drawings, schedules from files, and wrong input."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import partial

@@ -1,7 +1,5 @@
 """Commands that start their own ranks with ``-n``."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

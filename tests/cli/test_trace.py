@@ -1,7 +1,5 @@
 """`hybridnn trace`: the breakdown, the drawing, the JSON with the same figures, and wrong input."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

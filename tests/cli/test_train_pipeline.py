@@ -1,7 +1,5 @@
 """`hybridnn train` with a pipeline: every method on four ranks, output and records, and wrong input."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """Wrong input of `hybridnn train`: one error line and exit code 2 on any number of ranks, and no unfinished run."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 Links are so slow that they, and not the cores, take nearly all the time, so that other programs change little.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One trial of each fault of a link, a node, its clock, its names, its disk and its memory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The nodes differ as machines do, or the tests on them would prove nothing."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import sys

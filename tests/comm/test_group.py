@@ -1,7 +1,5 @@
 """Groups: collectives, messages and agreement, their checks, and the recorder of all calls."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from time import perf_counter

@@ -1,7 +1,5 @@
 """Nodes and their ranks: processors, memory, BLAS threads, and the load by others."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

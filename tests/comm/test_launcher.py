@@ -1,7 +1,5 @@
 """Starts of ranks: launchers, their options and placements, right launches, and the errors of wrong ones."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import socket

@@ -1,7 +1,5 @@
 """Transports of device arrays, on a stand-in device: calls in flight, records, captures, and NCCL's connections."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Feasible layouts, against counts by hand; the trainer accepts all of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import product
 

@@ -1,7 +1,5 @@
 """Plans against predictions of all layouts and known optima; lower bounds against predictions."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from itertools import islice

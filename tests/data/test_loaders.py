@@ -1,7 +1,5 @@
 """The catalogue of data sets, their downloads, and their loaders."""
 
-from __future__ import annotations
-
 import functools
 import gzip
 import hashlib

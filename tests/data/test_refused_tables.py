@@ -1,7 +1,5 @@
 """Tables that are refused: the advice of every kind, and that it helps when it is followed."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

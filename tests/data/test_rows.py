@@ -1,7 +1,5 @@
 """Rows of arrays and generated ones, their split and standardization."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Tables of users against pandas' own encodings: text, categories, missing values, separators, Parquet, data frames."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Data files of users: training data and samples to predict from, valid and invalid."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

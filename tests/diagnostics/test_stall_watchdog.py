@@ -1,7 +1,5 @@
 """Jobs that stall or fail: each ends with exit code 1 and a report that names the rank; what is no stall goes on."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Notebooks: the outputs of the committed ones, and the results of those for teaching."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator

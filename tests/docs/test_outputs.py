@@ -1,7 +1,5 @@
 """Pages: commands succeed with outputs of the page's shape, and links lead somewhere."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Pictures of the documentation: as the commands draw them, and readable on light and on dark pages."""
 
-from __future__ import annotations
-
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path

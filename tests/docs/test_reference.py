@@ -1,7 +1,5 @@
 """The parts of the site that are generated from the package, and the commented file of all settings."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Nodes: facts that are compared, and the survey of an allocation."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

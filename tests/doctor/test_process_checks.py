@@ -1,7 +1,5 @@
 """Checks of a process and of a job, and their report."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

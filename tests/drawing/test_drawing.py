@@ -1,7 +1,5 @@
 """Drawings of schedules as text and pictures: boxes, versions and messages, one scale, and text for a column."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable

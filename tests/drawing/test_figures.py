@@ -1,7 +1,5 @@
 """Figures of matplotlib: dark on dark pages, one list of colours, text that can be read in a column."""
 
-from __future__ import annotations
-
 import re
 import xml.etree.ElementTree as ElementTree
 from functools import cache

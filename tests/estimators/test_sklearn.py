@@ -1,7 +1,5 @@
 """Estimators: scikit-learn's own checks, and the same network however many ranks train it."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 import pickle

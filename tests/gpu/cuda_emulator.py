@@ -4,8 +4,6 @@ Kernels are called with the same grid, block and arguments as on a device, and t
 with that of the kernel's parameter.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

@@ -1,7 +1,5 @@
 """CUDA kernels, emulated with their launch parameters, against NumPy; products by a library that checks arguments."""
 
-from __future__ import annotations
-
 import ctypes
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """CuPy: whether it can be used, and waiting for a device."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Calls of ranks in one process: results, order and time."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Errors for wrong calls of ranks of one process: the message, and the lines that it names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic, sleep

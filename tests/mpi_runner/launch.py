@@ -1,7 +1,5 @@
 """MPI jobs with time limits; a mark in their environment identifies processes that remain, which are killed."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

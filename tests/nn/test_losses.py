@@ -1,7 +1,5 @@
 """Activations and losses against closed forms."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

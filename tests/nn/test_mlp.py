@@ -1,7 +1,5 @@
 """Networks: layers, initial weights and given ones."""
 
-from __future__ import annotations
-
 from math import sqrt
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Products of matrices and scaled additions, by BLAS and by NumPy."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable

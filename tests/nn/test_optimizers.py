@@ -1,7 +1,5 @@
 """Optimizers and learning rates."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

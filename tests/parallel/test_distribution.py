@@ -1,7 +1,5 @@
 """Every distribution method gives every rank exactly its block of the samples."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from mpi4py import MPI

@@ -1,7 +1,5 @@
 """The process grid: placement of the ranks, groups along the axes, and grids that do not fit."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Blocks of items, and layers split into them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

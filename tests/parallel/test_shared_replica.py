@@ -1,7 +1,5 @@
 """Reduction of gradients: buckets of private replicas, and slices of shared ones."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise

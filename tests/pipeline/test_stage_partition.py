@@ -1,7 +1,5 @@
 """Layers of the stages, and the times of layers that they are chosen by."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 from typing import Any

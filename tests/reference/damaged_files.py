@@ -1,7 +1,5 @@
 """Damage of files, for tests and the fault drill: cuts, changed bytes, wrong values, false sizes, other objects."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

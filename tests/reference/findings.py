@@ -1,7 +1,5 @@
 """Comparison of a finding of `hybridnn doctor` with what a test expects."""
 
-from __future__ import annotations
-
 from hybridnn.doctor.report import Finding
 
 __all__ = ["expect"]

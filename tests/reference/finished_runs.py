@@ -1,7 +1,5 @@
 """Run folders and studies with chosen results, written line by line."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace

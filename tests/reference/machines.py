@@ -1,7 +1,5 @@
 """Machine files for tests, with chosen coefficients and no other costs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hybridnn.cost.machine import Machine

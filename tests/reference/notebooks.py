@@ -1,7 +1,5 @@
 """Execution of notebooks of ``docs/`` with additional cells, and what their cells printed."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Import of scripts of ``docs/`` and ``papers/``, which are in no package, and checks of pages with commands."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys

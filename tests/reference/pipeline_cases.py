@@ -1,7 +1,5 @@
 """Pipeline cases: run by hybridnn in a pipeline and by the serial replay of its method, and compared."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache

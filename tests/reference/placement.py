@@ -1,7 +1,5 @@
 """Placement of ranks on nodes as a list of all ranks, independent of the library's."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

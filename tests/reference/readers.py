@@ -1,7 +1,5 @@
 """Every reader of files, function or command, with a valid file, and the checks of a refusal in one line."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

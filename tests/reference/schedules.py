@@ -1,7 +1,5 @@
 """Small schedules of every method, and the times of their computations."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 

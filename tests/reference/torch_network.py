@@ -1,7 +1,5 @@
 """Reference network and training by functions of PyTorch, in the dtype of the weights."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

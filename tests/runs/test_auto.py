@@ -1,7 +1,5 @@
 """Layouts and workloads from settings and the machine file."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace

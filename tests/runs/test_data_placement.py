@@ -1,7 +1,5 @@
 """Data on the ranks: split, standardized and unchanged; large generated data are never held whole."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Evaluations and predictions of runs against plain formulas, on one rank and on other grids than the run's."""
 
-from __future__ import annotations
-
 import csv
 import io
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Records of runs, and their figures: speed, prediction error, scaling, and what limits them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Run folders: what a run writes, full disks, locks, and folders that are not overwritten."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """Epochs of a trace, and the breakdown of their time, against epochs made by hand and the definition of the parts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 

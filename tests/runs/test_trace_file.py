@@ -1,7 +1,5 @@
 """Trace files: their content by hand and of whole runs, what is read back, and damaged files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Weights found in run folders, and exported ones."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

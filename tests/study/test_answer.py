@@ -1,7 +1,5 @@
 """The answer of a study, its statistics, predicted prices, and warnings on machine files and hardware."""
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Cells of real studies that are interrupted or disturbed."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

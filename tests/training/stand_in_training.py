@@ -4,8 +4,6 @@ All calls are enqueued in a stream of the stand-in for CuPy. Code that reads dev
 NumPy array, or old values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace

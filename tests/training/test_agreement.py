@@ -1,7 +1,5 @@
 """Errors of one rank are raised on all ranks, so that no rank waits for one that has stopped."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

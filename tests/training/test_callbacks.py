@@ -1,7 +1,5 @@
 """Callbacks are called on every rank, and early stopping ends with the weights of the best epoch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

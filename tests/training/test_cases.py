@@ -1,7 +1,5 @@
 """All trainings against the references, on ranks in this process and some under MPI, where no message is pickled."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, NoReturn
 

@@ -1,7 +1,5 @@
 """CUDA graphs of training steps, on a stand-in device: replayed steps against the references."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Defaults that depend on the layout: microbatches, partition, overlap."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Choice of device and transport, its description and its errors, and the end of its connections."""
 
-from __future__ import annotations
-
 import os
 from types import SimpleNamespace
 from typing import Any

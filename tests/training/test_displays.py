@@ -1,7 +1,5 @@
 """What notebooks show of networks, schedules and trainings."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """Pipelines that stay full over several epochs (`drain_every`): evaluations, callbacks, stops, and real messages."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import combinations
 

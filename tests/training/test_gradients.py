@@ -1,7 +1,5 @@
 """The gradient against autograd, finite differences, and the mean of weighted losses."""
 
-from __future__ import annotations
-
 from itertools import product
 from typing import Any
 

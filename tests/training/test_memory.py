@@ -1,7 +1,5 @@
 """Memory of a training, as counted by Python's tracer; steps allocate no large arrays."""
 
-from __future__ import annotations
-
 import gc
 import tracemalloc
 from collections.abc import Iterator

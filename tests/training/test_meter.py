@@ -1,7 +1,5 @@
 """Times of a span of training, from constructed recordings with known waits."""
 
-from __future__ import annotations
-
 import pytest
 from mpi4py import MPI
 

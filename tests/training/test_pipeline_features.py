@@ -1,7 +1,5 @@
 """Pipelines: messages, partitions by measured times, refused settings, and schedules that the linter accepts."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Different settings or data on the ranks are refused on all of them, with names, ranks and values."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """Ranks that share a replica train what one process trains, on one node and on several."""
 
-from __future__ import annotations
-
 import gc
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Diagnosis of staleness: distances and angles of every stage and step, against a serial replay with all versions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch

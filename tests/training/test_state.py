@@ -1,7 +1,5 @@
 """The state of a trainer is true after every step: interrupted, restored, freed, or used by two threads."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

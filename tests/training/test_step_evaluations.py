@@ -1,7 +1,5 @@
 """Evaluations: metrics against closed forms, and between steps against trainings that stop there."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 from math import fsum

@@ -1,7 +1,5 @@
 """The trainer as scripts use it: fit, evaluate, predict, weights, its signature, and invalid arguments."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import re

@@ -1,7 +1,5 @@
 """Training on a stand-in device, whose arrays the host cannot read, against the references and the CPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

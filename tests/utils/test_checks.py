@@ -1,7 +1,5 @@
 """Values that Python code gives: each is used, or refused in one line with its name and what is allowed."""
 
-from __future__ import annotations
-
 import math
 import re
 from inspect import signature

@@ -1,7 +1,5 @@
 """Files, read within limits and written atomically, and texts; `test_hostile_files` has malformed files."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """A whole short calibration with one, two and three ranks and with several nodes; its quality."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

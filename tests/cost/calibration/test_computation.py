@@ -1,7 +1,5 @@
 """Calibration: measured times of computation and of messages."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Layouts and their groups of ranks on nodes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from math import ceil, lcm, prod

@@ -1,7 +1,5 @@
 """Predicted memory and bytes sent, against the trainer."""
 
-from __future__ import annotations
-
 import tracemalloc
 from typing import Any
 

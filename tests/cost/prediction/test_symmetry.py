@@ -1,7 +1,5 @@
 """Costs computed once for equal ranks, stages, layers and microbatches, against costs computed for each of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any

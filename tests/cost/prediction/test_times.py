@@ -1,7 +1,5 @@
 """The clock of schedules against an independent implementation, closed forms and worked examples."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace

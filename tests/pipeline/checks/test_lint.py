@@ -1,7 +1,5 @@
 """The linter: every rule refuses schedules that break it, made by hand and drawn against the definitions of methods."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product

@@ -1,7 +1,5 @@
 """Time, bubble and staleness of schedules against closed forms."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product

@@ -1,7 +1,5 @@
 """Programs of a rank, whose repeating part is any number of minibatches, and the messages between stages."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from functools import cache, partial

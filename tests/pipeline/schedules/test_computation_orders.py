@@ -1,7 +1,5 @@
 """Orders of the methods against their definitions and the published tables, and the memory that they need."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
