@@ -9,13 +9,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hybridnn.comm.agreement import (
-    agree,
-    broadcast_text,
-    gather_texts,
-    lowest_rank,
-    value_of_first,
-)
+from hybridnn.comm.agreement import agree, broadcast_text, gather_texts, lowest_rank, value_of_first
 from hybridnn.comm.comparison import same_text_on_all, unequal_values
 from hybridnn.comm.recorder import Call, Recorder, bytes_sent_by_rank
 from hybridnn.errors import HybridnnError, SettingError

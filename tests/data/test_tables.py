@@ -11,16 +11,7 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
-from hybridnn.data import (
-    ArrayRows,
-    Dataset,
-    TableEncoding,
-    TableOptions,
-    as_rows,
-    load_file,
-    load_frame,
-    split_indices,
-)
+from hybridnn.data import ArrayRows, Dataset, TableEncoding, TableOptions, as_rows, load_file, load_frame, split_indices
 from hybridnn.errors import DataError, SettingError
 from hybridnn.runs.inference import load_samples
 

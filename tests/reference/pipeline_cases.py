@@ -7,14 +7,7 @@ from typing import Any
 
 import hybridnn
 from reference import pipelines
-from reference.cases import (
-    Case,
-    changed,
-    check_outcome,
-    data,
-    make_trainer,
-    plan_of,
-)
+from reference.cases import Case, changed, check_outcome, data, make_trainer, plan_of
 from reference.cases import reference as exact_reference
 from reference.pipelines import DELAYED, Pipeline
 from reference.serial import Outcome

@@ -7,14 +7,7 @@ from typing import Any
 import pytest
 
 from hybridnn.errors import DataError
-from hybridnn.runs.quantities import (
-    TimeShares,
-    figures_of,
-    instruction_figures,
-    judge,
-    mean_shares,
-    relative_error,
-)
+from hybridnn.runs.quantities import TimeShares, figures_of, instruction_figures, judge, mean_shares, relative_error
 from hybridnn.runs.run_files import read_run
 from reference.finished_runs import measured_line, prediction_line, write_run
 

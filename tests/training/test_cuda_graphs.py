@@ -20,14 +20,7 @@ from hybridnn.training.config import DeviceOptions
 from hybridnn.training.device import TrainingDevice, resolve_device
 from hybridnn.training.records import StepRecord
 from reference.callbacks import Calling
-from reference.cases import (
-    Case,
-    assert_arrays_close,
-    check_against_reference,
-    data,
-    make_trainer,
-    run,
-)
+from reference.cases import Case, assert_arrays_close, check_against_reference, data, make_trainer, run
 from reference.stand_in_device import StandInCupy
 from training.stand_in_training import CASES, CLIPPED, EXACTLY, check, cupy_with_a_gpu, kernels_of, stand_in
 

@@ -14,14 +14,7 @@ from hybridnn.training.records import EpochRecord, StepPosition, StepRecord
 from hybridnn.training.trained_network import Callback, TrainedNetwork
 from reference.callbacks import Calling
 from reference.cases import TOLERANCE, assert_arrays_close, assert_arrays_same, assert_close, data
-from reference.pipeline_cases import (
-    DEEP,
-    DELAYED_CASES,
-    MOMENTUM,
-    check_pipelined,
-    expected_outcome,
-    pipelined_trainer,
-)
+from reference.pipeline_cases import DEEP, DELAYED_CASES, MOMENTUM, check_pipelined, expected_outcome, pipelined_trainer
 from reference.ranks import allgather_objects
 from reference.training_list import THREE
 

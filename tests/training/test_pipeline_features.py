@@ -17,11 +17,7 @@ from hybridnn.pipeline.schedules.instructions import Backward, InputGradient, In
 from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
 from hybridnn.pipeline.schedules.schedule import Schedule
 from reference.cases import assert_arrays_same
-from reference.pipeline_cases import (
-    DEEP,
-    MOMENTUM,
-    run_pipelined,
-)
+from reference.pipeline_cases import DEEP, MOMENTUM, run_pipelined
 from reference.pipelines import uniform
 from reference.ranks import allgather_objects, replace_on_this_rank
 from reference.training_list import methods

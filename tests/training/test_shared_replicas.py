@@ -21,20 +21,8 @@ from hybridnn.parallel import nodes
 from hybridnn.parallel.model_chunk import ModelChunk, PrivateReplica
 from hybridnn.parallel.shared_replica import SharedReplica
 from reference.callbacks import Calling
-from reference.cases import (
-    Case,
-    assert_arrays_close,
-    assert_arrays_same,
-    data,
-    local_data,
-    make_trainer,
-    reference,
-)
-from reference.pipeline_cases import (
-    ADAM,
-    DELAYED_CASES,
-    check_pipelined,
-)
+from reference.cases import Case, assert_arrays_close, assert_arrays_same, data, local_data, make_trainer, reference
+from reference.pipeline_cases import ADAM, DELAYED_CASES, check_pipelined
 from reference.ranks import on_nodes, replace_on_this_rank, shared_mappings, this_rank
 from reference.training_list import SHARED, WIDE
 

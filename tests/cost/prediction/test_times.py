@@ -14,14 +14,7 @@ from hypothesis import strategies as st
 from hybridnn.cost.prediction.times import PARTS, MessageTimes, parts_of_efficiency, run
 from hybridnn.pipeline.checks.simulated_schedule import split_idle
 from hybridnn.pipeline.schedules.compiled_schedule import BARRIER, compile_schedule
-from hybridnn.pipeline.schedules.instructions import (
-    COMPUTATIONS,
-    Backward,
-    Barrier,
-    Forward,
-    Instruction,
-    Recompute,
-)
+from hybridnn.pipeline.schedules.instructions import COMPUTATIONS, Backward, Barrier, Forward, Instruction, Recompute
 from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
 from hybridnn.pipeline.schedules.schedule import Message, ScheduleError
 from reference.schedules import small, times_of_computations
