@@ -37,11 +37,6 @@ def flip(path: Path, offset: int) -> None:
     path.write_bytes(data)
 
 
-def replace_by_folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
 def remove_a_key(path: Path) -> None:
     values = json.loads(path.read_text())
     del values["origin"]["settings"]
@@ -63,7 +58,7 @@ DAMAGES: tuple[tuple[str, Callable[[Path], object], str], ...] = (
     (FILE, Path.unlink, "the file is missing"),
     (FILE, lambda path: flip(path, 0), "SHA-256"),
     (FILE, lambda path: flip(path, -1), "SHA-256"),
-    (FILE, replace_by_folder, "bytes"),
+    (FILE, lambda path: replace(path, "a folder"), "bytes"),
     (MANIFEST, lambda path: path.write_bytes(path.read_bytes()[:-1]), "SHA-256"),
     (MANIFEST, lambda path: path.write_bytes(b""), "SHA-256"),
     (MANIFEST, lambda path: path.write_bytes(path.read_bytes()[:99]), "not JSON"),

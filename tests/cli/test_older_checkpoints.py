@@ -31,6 +31,10 @@ def in_place_of(name: str, kind: str) -> Callable[[Path], object]:
     return lambda checkpoint: replace(checkpoint / name, kind)
 
 
+def replace_text(path: Path, before: str, after: str) -> None:
+    path.write_text(path.read_text().replace(before, after))
+
+
 def other_array(change: Callable[[Any], Any], *, shape: bool = False) -> Callable[[Path], None]:
     """A function that changes an array, its size and its digest, and its `shape` in the manifest too."""
 
@@ -56,8 +60,7 @@ def other_slot(checkpoint: Path) -> None:
     """Rename the arrays of the optimizer."""
     for path in checkpoint.glob("*.velocity.npy"):
         path.rename(path.with_name(path.name.replace("velocity", "speed")))
-    path = checkpoint / "manifest.json"
-    path.write_text(path.read_text().replace("velocity", "speed"))
+    replace_text(checkpoint / "manifest.json", "velocity", "speed")
     forged("slots", ["speed"])(checkpoint)
 
 
@@ -66,12 +69,7 @@ def empty_manifest(checkpoint: Path) -> None:
     path, sums = checkpoint / "manifest.json", checkpoint / "SHA256SUMS"
     before, after = (hashlib.sha256(data).hexdigest() for data in (path.read_bytes(), b""))
     path.write_bytes(b"")
-    sums.write_text(sums.read_text().replace(before, after))
-
-
-def flip_version(checkpoint: Path) -> None:
-    path = checkpoint / "manifest.json"
-    path.write_text(path.read_text().replace('"format_version": 1', '"format_version": 3'))
+    replace_text(sums, before, after)
 
 
 FIELDS: dict[str, tuple[Any, ...]] = {
@@ -115,7 +113,7 @@ HARM: list[Callable[[Path], object]] = [
     other_array(lambda array: array[:0]),
     other_slot,
     empty_manifest,
-    flip_version,
+    lambda checkpoint: replace_text(checkpoint / "manifest.json", '"format_version": 1', '"format_version": 3'),
 ]
 """Damage of a checkpoint from which a run cannot go on, each in another checkpoint of a run."""
 

@@ -83,7 +83,7 @@ def test_repeats_are_one_row_with_intervals(run_hybridnn: Run, tmp_path: Path) -
 def test_json_has_the_same_figures_with_units(run_hybridnn: Run, tmp_path: Path) -> None:
     write_run(tmp_path / "one", seconds=[3.0], lines=[prediction_line(0.2), MEASURED])
     write_run(tmp_path / "two", ranks=2, seconds=[2.0])
-    code, out, _ = run_hybridnn("report", "one", "--format", "json")
+    out = run_hybridnn("report", "one", "--format", "json")[1]
     facts = json.loads(out)
     assert (facts["seconds_per_step"], facts["predicted_seconds_per_step"]) == (0.3, 0.2)
     assert facts["bytes_per_step"] == 500
@@ -92,9 +92,7 @@ def test_json_has_the_same_figures_with_units(run_hybridnn: Run, tmp_path: Path)
     assert forward["predicted_seconds_per_step"] == pytest.approx(0.04)
     assert forward["error"] == pytest.approx(0.0)
     assert facts["prediction"]["machine"] == "laptop"
-    code, out, _ = run_hybridnn("report", "one", "two", "--format", "json")
-    assert code == 0
-    (group,) = json.loads(out)["groups"]
+    (group,) = json.loads(run_hybridnn("report", "one", "two", "--format", "json")[1])["groups"]
     assert (group["base"], group["base_ranks"]) == ("one", 1)
     assert [run["speed_up"] for run in group["runs"]] == [1, 1.5]
     assert [run["efficiency"] for run in group["runs"]] == [1, 0.75]

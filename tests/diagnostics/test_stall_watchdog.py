@@ -272,30 +272,6 @@ def test_a_folder_that_another_rank_removes_at_this_moment_is_already_clear(
 # -- the fail-safe -----------------------------------------------------------------------------------------------------
 
 
-FAILS_IN_STEP_3 = """
-import numpy as np
-from hybridnn import MLP, Callback, Trainer
-x, y = np.random.default_rng(0).normal(size=(64, 4)), np.arange(64) % 3
-trainer = Trainer(MLP([4, 8, 3]), batch_size=16, log_every=1)
-class Fails(Callback):
-    def on_train_batch_end(self, trainer, record):
-        if record.step == 3 and trainer.grid.rank == 1:
-            raise ValueError("a bug in step 3")
-trainer.fit(x, y, epochs=5, callbacks=[Fails()])
-print("unreachable")
-"""
-
-
-def test_an_exception_in_the_middle_of_training_ends_the_job() -> None:
-    result = run_mpi(2, FAILS_IN_STEP_3, timeout=30)
-    assert not result.timed_out
-    assert result.returncode != 0
-    assert "unreachable" not in result.stdout
-    assert "=== rank 1 of 2 failed; ending the job ===" in result.stderr
-    assert result.stderr.count("Traceback") == 1
-    assert "ValueError: a bug in step 3" in result.stderr
-
-
 def broken_part() -> None:
     raise RuntimeError("the disk of rank 2 is gone")
 

@@ -13,8 +13,7 @@ import pytest
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.data import load_dataset
 from hybridnn.in_process import run_ranks
-from reference.notebooks import executed, printed, quiet_kernel, with_cells
-from reference.pages import ROOT, outputs
+from reference.pages import ROOT, executed, outputs, printed, quiet_kernel, with_cells
 
 NOTEBOOK = ROOT / "docs" / "use" / "ranks_in_one_process.ipynb"
 SVG = "{http://www.w3.org/2000/svg}"

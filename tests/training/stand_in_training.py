@@ -31,12 +31,8 @@ CHUNK_BYTES = 200
 class StandInKernels:
     """Kernels of the stand-in device; the interface is `hybridnn.nn.kernels.Kernels`.
 
-    Attributes
-    ----------
-    fetched : list of int
-        Elements that each call of `to_host`, which waits for the device, copied.
-    brought : list of int
-        Elements that each call of `put`, `filling` and `to_device` copied.
+    `fetched` has the number of elements that each call of `to_host`, which waits for the device, copied, and `brought`
+    that of each call of `put`, `filling` and `to_device`.
     """
 
     on_host = False

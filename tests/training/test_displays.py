@@ -200,7 +200,7 @@ def fit(**settings):
 @pytest.mark.timeout(600)
 def test_progress_in_a_notebook_without_widgets_is_one_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("nbclient")
-    from reference.notebooks import executed, printed, quiet_kernel, with_cells
+    from reference.pages import executed, printed, quiet_kernel, with_cells
 
     quiet_kernel(monkeypatch, tmp_path)
     command = "!'{sys.executable}' -m hybridnn train --epochs 3 --hidden 4 --out '{FOLDER}'"

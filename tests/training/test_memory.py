@@ -172,10 +172,6 @@ def test_workspaces_are_as_large_as_the_data_need(comm: MPI.Intracomm, how: dict
     np.testing.assert_allclose(outputs, expected, rtol=1e-12)
 
 
-def _evaluate(trainer: Trainer, samples: tuple[Array, Array], record: StepRecord) -> None:
-    trainer.evaluate(*samples)
-
-
 @pytest.mark.in_process(ranks=[1, 2])
 @pytest.mark.parametrize("bound", ["available_memory", "free_address_space"])
 def test_a_training_beyond_the_free_memory_is_refused_before_its_first_step(

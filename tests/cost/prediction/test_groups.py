@@ -19,9 +19,8 @@ from hybridnn.pipeline.execution.point_to_point import StagePosition, pieces_sen
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.utils.text import counted
-from reference.machines import make_machine
+from reference.machines import make_machine, place_ranks
 from reference.message_counts import Algorithm, algorithms
-from reference.placement import place_ranks
 
 INSIDE, BETWEEN = 1e-6, 1e-3
 Stages = tuple[tuple[int, int], ...]
