@@ -11,7 +11,7 @@ from hybridnn.comm.threads import threads_for
 from hybridnn.errors import GridError, SettingError
 from hybridnn.parallel.grid import ProcessGrid, fitting_grids, resolve_axes
 from hybridnn.parallel.nodes import NodeMemory, place_ranks
-from reference import placement
+from reference import machines
 
 
 @pytest.mark.in_process(ranks=[3])
@@ -124,7 +124,7 @@ def crossing_groups(nodes: list[int], model: int) -> int:
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=24), st.integers(1, 6))
 def test_placement_is_a_permutation_with_as_few_crossings_as_possible(nodes: list[int], model: int) -> None:
-    assert place_ranks(nodes, model) == placement.place_ranks(nodes, model)
+    assert place_ranks(nodes, model) == machines.place_ranks(nodes, model)
     assert sorted(place_ranks(nodes, model)) == list(range(len(nodes)))
     if len(nodes) % model == 0:
         whole = sum(nodes.count(node) // model for node in set(nodes))
