@@ -83,7 +83,8 @@ def test_anything_but_a_file_that_may_be_read(name: str, folder: Path) -> None:
         if kind in reader.accepts:
             assert refusal(reader, path) == "", kind
             continue
-        message = refusal(reader, path, measured=True)
+        # Threads of pyarrow may crash while Python's tracer of memory starts or stops.
+        message = refusal(reader, path, measured=reader.language != "parquet")
         assert message, kind
         assert reader.reason + reason in message or not reader.reason, kind
     replace(path, "nothing")
