@@ -1,6 +1,7 @@
 """All trainings against the references, on ranks in this process and some under MPI, where no message is pickled."""
 
 from dataclasses import replace
+from itertools import product
 from typing import Any, NoReturn
 
 import numpy as np
@@ -64,16 +65,15 @@ def _refuse(*arguments: Any, **options: Any) -> NoReturn:
 @pytest.mark.mpi(ranks=[4])
 def test_no_message_of_training_is_pickled(comm: MPI.Intracomm) -> None:
     x, y = np.random.default_rng(0).normal(size=(30, 4)), np.arange(30) % 5
+    grids = [ProcessGrid(comm, batch=batch, model=model) for batch, model in fitting_grids(comm.size)]
     MPI.pickle.__init__(_refuse, _refuse)
     try:
         with pytest.raises(PickledError):
             MPI.COMM_SELF.bcast("the trap works")
-        for batch, model in fitting_grids(comm.size):
-            for distribution in DISTRIBUTIONS:
-                grid = ProcessGrid(comm, batch=batch, model=model)
-                trainer = Trainer(MLP([4, 8, 5]), SGD(0.1), grid=grid, batch_size=7, distribution=distribution)
-                trainer.fit(x, y, epochs=1, validation=(x, y))
-                trainer.predict(x)
-                trainer.weights()
+        for grid, distribution in product(grids, DISTRIBUTIONS):
+            trainer = Trainer(MLP([4, 8, 5]), SGD(0.1), grid=grid, batch_size=7, distribution=distribution)
+            trainer.fit(x, y, epochs=1, validation=(x, y))
+            trainer.predict(x)
+            trainer.weights()
     finally:
         MPI.pickle.__init__()  # as it was made; handing back its own functions crashes a later message
