@@ -1,7 +1,5 @@
 """Environment of the tests: no launcher of the machine, no Slurm job around them, a home folder of their own."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys
@@ -27,16 +25,9 @@ def needs_the_machine(markers: str) -> bool:
 
 
 def path_without_launchers(path: str, folder: Path, own: Path) -> str:
-    """Return PATH with a folder of links in place of every folder that holds a launcher.
+    """Return PATH with folders of links, made in `folder`, in place of those that hold a launcher.
 
-    Parameters
-    ----------
-    path : str
-        PATH of the machine.
-    folder : Path
-        Where the folders of links are made.
-    own : Path
-        The folder of the interpreter, which is kept as it is and comes first.
+    The folder of the interpreter, `own`, is kept as it is and comes first.
     """
     kept = [str(own)]
     for number, place in enumerate(entry for entry in path.split(os.pathsep) if entry and Path(entry) != own):
@@ -55,12 +46,7 @@ def path_without_launchers(path: str, folder: Path, own: Path) -> str:
 def isolate(environment: MutableMapping[str, str], folder: Path) -> None:
     """Change an environment so that the tests find the same on every machine; caches of downloads stay where they are.
 
-    Parameters
-    ----------
-    environment : mapping
-        Variables of this process, which all processes of the tests inherit.
-    folder : Path
-        An empty folder.
+    All processes of the tests inherit it; `folder` is empty, and becomes the parent of the home folder.
     """
     home = Path(environment.get("HOME") or Path.home())
     cache = Path(environment.get("XDG_CACHE_HOME") or home / ".cache")

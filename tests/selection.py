@@ -1,7 +1,5 @@
 """Pytest plugin: the third of the repeated and the rare tests that a run takes, drawn by a seed; tests by request."""
 
-from __future__ import annotations
-
 from datetime import date
 from hashlib import sha256
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The wheel has what the package needs and works where only it is installed; recipes agree with `setup.py`."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

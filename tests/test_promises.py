@@ -4,36 +4,27 @@ Further tests are in ``tests/training``: ``test_cases.py`` for promises 1 to 5 a
 ``test_metrics.py`` for 6, ``test_trainer.py`` for 9 and 10.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
-from hybridnn.cli.main import main
 from hybridnn.errors import HybridnnError, NonFiniteLossError
 from hybridnn.training.records import StepRecord
+from mpi_runner.launch import JobResult
 from mpi_runner.slowness import deadline
 from reference.callbacks import Calling
 from reference.cases import Case, assert_arrays_same
-from reference.command_line import error_line
 from reference.network import Weights
 from reference.pipeline_cases import DELAYED_CASES, UNEVEN
 from reference.ranks import allgather_objects
 from reference.sweeps import DISTRIBUTIONS, SPLITS, grids, sizes_for
 from reference.training_cases import Grid, TrainingCase, run_training_case
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
-
-    from mpi_runner.launch import JobResult
-
 
 SIZES = (5, 13, 7, 11, 6)
 MANY_LAYERS = (7, 7, 9, 9, 9, 12, 12, 12, 12, 5)
@@ -147,27 +138,3 @@ def test_promise_10_wrong_input_on_one_rank_is_refused_on_all_before_the_first_s
         assert len(set(allgather_objects(comm, str(caught.value)))) == 1
         assert trainer.step == 0
         assert_arrays_same(trainer.weights(), before)
-
-
-@pytest.mark.parametrize(
-    ("settings", "fragments"),
-    [
-        (("training.epochs=0",), ("training.epochs", "0")),
-        (("training.epoch=3",), ("training.epoch", "training.epochs")),
-        (("parallel.batch=5", "parallel.model=7"), ("5", "7")),
-        (("data.file=missing.npz",), ("missing.npz",)),
-    ],
-)
-def test_promise_10_a_users_mistake_is_one_line_and_exit_code_2(
-    settings: tuple[str, ...],
-    fragments: tuple[str, ...],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as ended:
-        main(["train", *(f"--set={setting}" for setting in settings)])
-    line = error_line((ended.value.code, *capsys.readouterr()))
-    assert all(fragment in line for fragment in fragments), line
-    assert not list(tmp_path.rglob("history.jsonl"))

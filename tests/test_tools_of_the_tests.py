@@ -1,7 +1,5 @@
 """What would let the suite pass in silence: tests that fail on one rank, that are drawn never, or are skipped."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """`make gpu-day`: what runs, what is kept of it, how another call continues, and what it needs on the machine."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Damage is found and named, and the newest valid checkpoint is used instead."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil
@@ -17,8 +15,7 @@ from hybridnn.checkpoints.reading import newest_valid
 from hybridnn.comm.agreement import gather_texts
 from hybridnn.errors import DataError
 from reference.checkpoint_cases import Layout, LocalArrays, laid_out, progress_at
-from reference.damaged_files import replace
-from reference.forgeries import forge
+from reference.damaged_files import forge, replace
 
 ONE = laid_out(((1, 1),))
 FILE = "layers.2.weight.npy"
@@ -38,11 +35,6 @@ def flip(path: Path, offset: int) -> None:
     data = bytearray(path.read_bytes())
     data[offset] ^= 1
     path.write_bytes(data)
-
-
-def replace_by_folder(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
 
 
 def remove_a_key(path: Path) -> None:
@@ -66,7 +58,7 @@ DAMAGES: tuple[tuple[str, Callable[[Path], object], str], ...] = (
     (FILE, Path.unlink, "the file is missing"),
     (FILE, lambda path: flip(path, 0), "SHA-256"),
     (FILE, lambda path: flip(path, -1), "SHA-256"),
-    (FILE, replace_by_folder, "bytes"),
+    (FILE, lambda path: replace(path, "a folder"), "bytes"),
     (MANIFEST, lambda path: path.write_bytes(path.read_bytes()[:-1]), "SHA-256"),
     (MANIFEST, lambda path: path.write_bytes(b""), "SHA-256"),
     (MANIFEST, lambda path: path.write_bytes(path.read_bytes()[:99]), "not JSON"),

@@ -1,7 +1,5 @@
 """A crash, a full disk, an unwritable folder: older checkpoints stay, and every rank raises the reason."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,6 +1,4 @@
-"""Blocks of arrays in files, also with partial reads and writes."""
-
-from __future__ import annotations
+"""Files of a checkpoint: blocks written in any order, and the ranks that write them."""
 
 import hashlib
 import os
@@ -8,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hybridnn.checkpoints.file_io import (
     Rectangle,
@@ -17,6 +17,7 @@ from hybridnn.checkpoints.file_io import (
     read_rectangle,
     write_rectangle,
 )
+from hybridnn.checkpoints.shards import assign_files, divide_rows
 
 WHOLE = np.arange(77, dtype=np.float32).reshape(7, 11)
 BLOCKS = [
@@ -67,3 +68,37 @@ def test_other_orders_and_formats_are_refused(tmp_path: Path) -> None:
         np.lib.format.write_array(file, WHOLE, version=(3, 0))
     with open(tmp_path / "other.npy", "rb") as file, pytest.raises(ValueError, match=r"version 1\.0"):
         read_npy_header(file)
+
+
+# -- ranks that write --------------------------------------------------------------------------------------------------
+
+
+ARRAYS = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 400)), max_size=12)
+"""Rows of each array, and bytes of such a row."""
+
+
+@given(arrays=ARRAYS, replicas=st.integers(1, 9), uncut=st.integers(0, 2000))
+def test_every_row_is_written_once_and_replicas_write_about_equally(
+    arrays: list[tuple[int, int]], replicas: int, uncut: int
+) -> None:
+    heights, row_bytes = np.array(arrays, np.int64).reshape(-1, 2).T
+    writes = [np.zeros(height, int) for height in heights]
+    loads = []
+    for replica in range(replicas):
+        rows = divide_rows(heights, row_bytes, replicas, replica, uncut)
+        for count, (first, last) in zip(writes, rows, strict=True):
+            count[first:last] += 1
+        loads.append((np.diff(rows)[:, 0] * row_bytes).sum())
+    assert all((count == 1).all() for count in writes)
+    # A boundary is off by less than a row, or than an array that is not divided; a rank has two boundaries.
+    assert max(loads) - (heights * row_bytes).sum() / replicas <= 2 * max([0, uncut, *row_bytes])
+
+
+@given(sizes=st.lists(st.integers(0, 1000), max_size=30), ranks=st.integers(1, 6))
+def test_files_are_assigned_evenly(sizes: list[int], ranks: int) -> None:
+    owners = assign_files(sizes, ranks)
+    assert len(owners) == len(sizes)
+    loads = [sum(size for size, owner in zip(sizes, owners, strict=True) if owner == rank) for rank in range(ranks)]
+    assert sum(loads) == sum(sizes)
+    # Graham's bound for any order: no rank has more than the mean and one file beyond it.
+    assert max(loads) <= sum(sizes) / ranks + max([0, *sizes])

@@ -1,7 +1,5 @@
 """The command line run in this process: as its only rank, or as each rank of a launcher."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

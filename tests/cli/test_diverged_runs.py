@@ -1,7 +1,5 @@
 """Runs that diverge: what they record, and how a study counts them."""
 
-from __future__ import annotations
-
 import json
 from math import isfinite, isnan
 from pathlib import Path

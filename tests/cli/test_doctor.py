@@ -1,7 +1,5 @@
 """`hybridnn doctor` with one process, on ranks, with a launcher of another MPI, and with ranks that fail or stop."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`--in-process`: commands on several ranks of this process, against one rank, against mpirun, and wrong input."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

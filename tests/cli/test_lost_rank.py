@@ -1,7 +1,5 @@
 """A job that loses a rank ends: a line names the rank, another one the command that resumes the run."""
 
-from __future__ import annotations
-
 import re
 import sys
 import time

@@ -1,6 +1,4 @@
-"""The command line: help, version, exit codes, `hybridnn data`, and commands on the ranks of a job."""
-
-from __future__ import annotations
+"""The command line: help, version, exit codes, loaded modules, `hybridnn data`, and commands on the ranks of a job."""
 
 import json
 import os
@@ -11,7 +9,6 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -24,12 +21,10 @@ from hybridnn.data import catalogue, load_file
 from hybridnn.diagnostics.failsafe import PROGRESS_FILE
 from hybridnn.drawing.timelines import read_schedule
 from hybridnn.errors import DataError
+from mpi_runner.launch import JobResult, job_environment
 from mpi_runner.slowness import deadline
 from reference.command_line import Run, error_line
 from reference.traces import trace_document, two_stages
-
-if TYPE_CHECKING:
-    from mpi_runner.launch import JobResult
 
 LOADED = """
 import sys
@@ -269,3 +264,83 @@ def test_an_error_of_a_command_that_needs_one_rank_does_not_wait_for_others(
     run_as_ranks: Run, arguments: list[str]
 ) -> None:
     error_line(run_as_ranks(*arguments))
+
+
+# -- modules that ranks load -------------------------------------------------------------------------------------------
+
+
+WRITE = """
+import os, sys
+def write():
+    name = "loaded-" + os.environ.get("OMPI_COMM_WORLD_RANK", os.environ.get("PMI_RANK", "0"))
+    with open(name, "w") as file:
+        file.write("\\n".join(sys.modules))
+"""
+TRAIN_AND_WRITE = f"""
+{WRITE}
+from hybridnn.cli.main import main
+try:
+    main(["train", "--epochs", "1", "--hidden", "8", "--out", "run", *sys.argv[1:]])
+finally:
+    write()
+"""
+
+NEVER = {"matplotlib", "pandas", "scipy", "sklearn", "PIL", "xml.sax", "urllib.request", "http.client", "numpy.f2py"}
+"""What no rank needs to train on a data set that comes with the package."""
+
+TOOLS = {
+    "hybridnn.cost.machine",
+    "hybridnn.cost.prediction",
+    "hybridnn.cost.plan",
+    "hybridnn.gpu.engine",
+    "hybridnn.gpu.cupy_kernels",
+    "hybridnn.gpu.nccl",
+    "hybridnn.study",
+    "hybridnn_course",
+    "hybridnn_course_staff",
+    "hybridnn_papers",
+}
+OTHER_COMMANDS = {"hybridnn.cli.study", "hybridnn.cli.schedule", "hybridnn.cli.trained", "hybridnn.doctor"}
+PRINTED = {"rich", "tomli_w", "hybridnn.drawing.learning_curve"}
+"""What rank 0 alone prints and writes."""
+
+
+def loaded(rank: int = 0) -> set[str]:
+    """Modules that a rank has loaded, with all packages that they are in."""
+    names = Path(f"loaded-{rank}").read_text().split()
+    return {".".join(name.split(".")[:parts]) for name in names for parts in range(1, name.count(".") + 2)}
+
+
+def run_alone(program: str) -> None:
+    done = subprocess.run([sys.executable, "-c", program], env=job_environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_trainer_needs_numpy_only() -> None:
+    run_alone(f"{WRITE}\nfrom hybridnn import MLP, SGD, ProcessGrid, Trainer\nwrite()")
+    commands = {
+        "pydantic",
+        "pydantic_core",
+        "typer",
+        "rich",
+        "mpi4py.MPI",
+        "hybridnn.cli",
+        "hybridnn.config",
+        "hybridnn.runs",
+    }
+    assert loaded() & (NEVER | TOOLS | commands) == set()
+    assert {"numpy", "hybridnn.training.trainer"} <= loaded()
+
+
+def test_other_ranks_do_not_load_what_rank_0_prints_with(run_mpi: Callable[..., JobResult], tmp_path: Path) -> None:
+    result = run_mpi(2, TRAIN_AND_WRITE, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert loaded(0) >= PRINTED
+    for rank in range(2):
+        assert loaded(rank) & (NEVER | TOOLS | OTHER_COMMANDS) == set()
+    assert loaded(1) & PRINTED == set()

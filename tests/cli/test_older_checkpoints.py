@@ -1,7 +1,5 @@
 """A run goes on from an older checkpoint where the newest ones are damaged, and names each that it passes over."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time
@@ -14,25 +12,27 @@ import pytest
 
 from hybridnn.cli.train_view import TrainView
 from mpi_runner.slowness import deadline
-from reference import forgeries
 from reference.command_line import Run, assert_same_weights
-from reference.damaged_files import REPLACEMENTS, replace
+from reference.damaged_files import REPLACEMENTS, forge, replace
 
 RUN = "run"
 SMALL = (
     *("train", "--data", "synthetic", "--hidden", "9", "--batch-size", "25", "-q"),
     *("--set", "data.rows=200", "--set", "data.synthetic.test_samples=20"),
-    *("--set", "training.checkpoint_every=1"),
 )
 ARRAY = "layers.0.weight.npy"
 
 
 def forged(field: str, value: Any) -> Callable[[Path], None]:
-    return lambda checkpoint: forgeries.forge(checkpoint / "manifest.json", field.split("/"), value)
+    return lambda checkpoint: forge(checkpoint / "manifest.json", field.split("/"), value)
 
 
 def in_place_of(name: str, kind: str) -> Callable[[Path], object]:
     return lambda checkpoint: replace(checkpoint / name, kind)
+
+
+def replace_text(path: Path, before: str, after: str) -> None:
+    path.write_text(path.read_text().replace(before, after))
 
 
 def other_array(change: Callable[[Any], Any], *, shape: bool = False) -> Callable[[Path], None]:
@@ -60,8 +60,7 @@ def other_slot(checkpoint: Path) -> None:
     """Rename the arrays of the optimizer."""
     for path in checkpoint.glob("*.velocity.npy"):
         path.rename(path.with_name(path.name.replace("velocity", "speed")))
-    path = checkpoint / "manifest.json"
-    path.write_text(path.read_text().replace("velocity", "speed"))
+    replace_text(checkpoint / "manifest.json", "velocity", "speed")
     forged("slots", ["speed"])(checkpoint)
 
 
@@ -70,27 +69,43 @@ def empty_manifest(checkpoint: Path) -> None:
     path, sums = checkpoint / "manifest.json", checkpoint / "SHA256SUMS"
     before, after = (hashlib.sha256(data).hexdigest() for data in (path.read_bytes(), b""))
     path.write_bytes(b"")
-    sums.write_text(sums.read_text().replace(before, after))
+    replace_text(sums, before, after)
 
 
-def flip_version(checkpoint: Path) -> None:
-    path = checkpoint / "manifest.json"
-    path.write_text(path.read_text().replace('"format_version": 1', '"format_version": 3'))
-
-
-WHOLE_EPOCH = {"minibatches": 8, "samples": 200}
-"""Progress after an epoch, where that of the next one is expected."""
+FIELDS: dict[str, tuple[Any, ...]] = {
+    "format_version": (10**6, 10**30, "1", 0.5, None, []),
+    "origin": (None,),
+    "origin/layout/method": ("", "no such method", None),
+    "origin/layout/stages": ([], [[0, 0]]),
+    "origin/layout/chunks": (0, -1),
+    "progress": ([],),
+    "progress/minibatches": (10**6, 2**62, -1),
+    "progress/epoch": (0, 10**12),
+    "progress/step": (-5, 10**40),
+    "progress/samples": (7000, -20, float("nan")),
+    "progress/loss_sum": ("much",),
+    "slots": (["nothing"], None),
+    "arrays": ({}, []),
+}
+ARRAY_FIELDS: dict[str, tuple[Any, ...]] = {
+    "shape": ([10**12], [], [-1, 3], None),
+    "dtype": ("object", "no dtype"),
+    "bytes": (8 << 40, -1),
+    "sha256": ("", "0" * 64),
+}
+"""Fields of a manifest and of an array in it, and wrong values; layers of stages only matter to stale methods."""
 
 HARM: list[Callable[[Path], object]] = [
     *(in_place_of("", kind) for kind in ("a FIFO", "a link to itself", "a link to nothing")),
     lambda checkpoint: (replace(checkpoint, "nothing"), checkpoint.write_text("x")),
     lambda checkpoint: (replace(checkpoint, "nothing"), checkpoint.mkdir()),
     *(in_place_of(name, kind) for name in ("manifest.json", "SHA256SUMS", ARRAY) for kind in REPLACEMENTS),
-    # The layers of the stages only matter to stale methods.
-    *(forged(field, value) for field, value in forgeries.VALUES if field != "origin/layout/layers"),
-    *(forged(f"arrays/{ARRAY}/{field}", value) for field, value in forgeries.ARRAY_VALUES),
-    *(another_name(name) for name in forgeries.NAMES),
-    lambda checkpoint: [forged(f"progress/{key}", value)(checkpoint) for key, value in WHOLE_EPOCH.items()],
+    *(forged(field, value) for field, values in FIELDS.items() for value in values),
+    *(forged(f"arrays/{ARRAY}/{field}", value) for field, values in ARRAY_FIELDS.items() for value in values),
+    # Outside of the folder, too long, or with a NUL.
+    *map(another_name, ("../../config.toml", "/dev/zero", "x" * 5000 + ".npy", "layers\0.npy", "", ".")),
+    # The progress after an epoch, where that of the next one is expected.
+    lambda checkpoint: (forged("progress/minibatches", 8)(checkpoint), forged("progress/samples", 200)(checkpoint)),
     forged("progress/step", 10**6),
     forged("slots", ["velocity", "speed"]),
     other_array(lambda array: array.T.copy()),
@@ -98,7 +113,7 @@ HARM: list[Callable[[Path], object]] = [
     other_array(lambda array: array[:0]),
     other_slot,
     empty_manifest,
-    flip_version,
+    lambda checkpoint: replace_text(checkpoint / "manifest.json", '"format_version": 1', '"format_version": 3'),
 ]
 """Damage of a checkpoint from which a run cannot go on, each in another checkpoint of a run."""
 
@@ -106,7 +121,8 @@ HARM: list[Callable[[Path], object]] = [
 @pytest.mark.timeout(300)
 def test_a_run_goes_on_from_an_older_checkpoint(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     epochs = len(HARM) // 8 + 3
-    train = (*SMALL, "--epochs", str(epochs), "--set", f"training.keep={8 * epochs}")
+    train = (*SMALL, "--epochs", str(epochs))
+    every_step = ("--set", "training.checkpoint_every=1", "--set", f"training.keep={8 * epochs}")
     assert run_hybridnn(*train, "--out", "uninterrupted")[0] == 0
 
     def on_epoch_end(view: TrainView, trainer: Any, record: Any) -> None:
@@ -116,7 +132,7 @@ def test_a_run_goes_on_from_an_older_checkpoint(run_hybridnn: Run, monkeypatch: 
     with monkeypatch.context() as patch:
         patch.setattr(TrainView, "on_epoch_end", on_epoch_end)
         with pytest.raises(RuntimeError, match="plug"):
-            run_hybridnn(*train, "--out", RUN)
+            run_hybridnn(*train, *every_step, "--out", RUN)
     newest: list[Path] = []
     while (found := sorted(Path(RUN, "checkpoints").iterdir(), reverse=True)) != newest:
         newest = found

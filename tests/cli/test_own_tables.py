@@ -1,7 +1,5 @@
 """Tables of users, on any number of ranks: columns by name, files from any folder, text and missing values."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shlex
@@ -163,7 +161,7 @@ def test_labels_with_decimal_points_are_warned_of(run_hybridnn: Run, table: Call
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("columns", [20_000, pytest.param(100_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("columns", [3_000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_very_wide_table_is_trained_on_and_used(run_hybridnn: Run, columns: int) -> None:
     rows = [",".join(f"column {number}" for number in range(columns)) + ",churn"]
     rows += ["1," * columns + "no", "2," * columns + "yes", "3," * columns + "no"]
@@ -453,13 +451,3 @@ def test_damaged_file_of_columns_is_named(run_hybridnn: Run, people: pd.DataFram
     ):
         Path("run/table.json").write_text(damaged)
         assert message in error_line(run_hybridnn("predict", "run", "people.csv"))
-
-
-def test_a_wide_table_that_cannot_be_used_is_refused_in_one_line(run_hybridnn: Run) -> None:
-    columns = 200
-    header = ",".join(f"column {number}" for number in range(columns))
-    Path("wide.csv").write_text(f"{header},y\n{'x,' * columns}p\n{'1,' * columns}q\n")
-    line = error_line(run_hybridnn("train", "--file", "wide.csv", "--targets", "y"))
-    assert "(1) text in column 0 ('x' in row 1), (2) text in column 1" in line
-    assert " and 188 more; what may solve them: data.categories = 'one-hot'" in line
-    assert len(line) < 1500

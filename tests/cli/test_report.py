@@ -1,11 +1,10 @@
-"""`hybridnn report`: one run, tables and curves of several, the JSON with the same figures, and wrong input."""
-
-from __future__ import annotations
+"""`hybridnn report`: one run, tables and curves of several, stalls, the JSON with the same figures, and wrong input."""
 
 import json
 import re
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +12,13 @@ import pytest
 from matplotlib.figure import Figure
 from scipy.stats import ttest_1samp
 
+from hybridnn.diagnostics.rank_state import JobState, RankState
 from hybridnn.drawing.figures import COLUMN
 from hybridnn.drawing.learning_curve import RunCurves, compared_curves
 from reference.command_line import Run, error_line, records_of
 from reference.finished_runs import load_line, prediction_line, write_run
 from reference.pictures import least_points
+from reference.stalls import collective, progress, rank_state
 
 SMALL = ("--hidden", "6", "--batch-size", "200", "--set", "training.dtype=float64")
 PARTS = ("--set", "data.validation_fraction=0.2")
@@ -85,7 +86,7 @@ def test_repeats_are_one_row_with_intervals(run_hybridnn: Run, tmp_path: Path) -
 def test_json_has_the_same_figures_with_units(run_hybridnn: Run, tmp_path: Path) -> None:
     write_run(tmp_path / "one", seconds=[3.0], lines=[prediction_line(0.2), MEASURED])
     write_run(tmp_path / "two", ranks=2, seconds=[2.0])
-    code, out, _ = run_hybridnn("report", "one", "--format", "json")
+    out = run_hybridnn("report", "one", "--format", "json")[1]
     facts = json.loads(out)
     assert (facts["seconds_per_step"], facts["predicted_seconds_per_step"]) == (0.3, 0.2)
     assert facts["bytes_per_step"] == 500
@@ -94,9 +95,7 @@ def test_json_has_the_same_figures_with_units(run_hybridnn: Run, tmp_path: Path)
     assert forward["predicted_seconds_per_step"] == pytest.approx(0.04)
     assert forward["error"] == pytest.approx(0.0)
     assert facts["prediction"]["machine"] == "laptop"
-    code, out, _ = run_hybridnn("report", "one", "two", "--format", "json")
-    assert code == 0
-    (group,) = json.loads(out)["groups"]
+    (group,) = json.loads(run_hybridnn("report", "one", "two", "--format", "json")[1])["groups"]
     assert (group["base"], group["base_ranks"]) == ("one", 1)
     assert [run["speed_up"] for run in group["runs"]] == [1, 1.5]
     assert [run["efficiency"] for run in group["runs"]] == [1, 0.75]
@@ -304,3 +303,73 @@ def test_runs_that_diverged_are_named(
     error = error_line(run_hybridnn("report", "bad", "worse", "--plot", "none.svg"))
     assert "none of the runs has an epoch with an evaluation" in error
     assert not Path("none.svg").exists()
+
+
+# -- stalls ------------------------------------------------------------------------------------------------------------
+
+
+RANKS = tuple(range(4))
+
+
+def waiting(rank: int) -> RankState:
+    sums = progress("world", RANKS, "allreduce (sum) of 800 bytes float64", entered=57)
+    return rank_state(rank, 4, collective("allreduce", "world", RANKS, 57), sums)
+
+
+def asleep(rank: int) -> RankState:
+    return rank_state(rank, 4, None, progress("world", RANKS, entered=56), idle_seconds=7.25)
+
+
+def write_stall(folder: Path, *states: RankState, unresponsive: str | None = None) -> Path:
+    """Write the states, and the record of the job where the ranks that do not answer are given."""
+    stall = folder / "stall"
+    stall.mkdir(parents=True)
+    for state in states:
+        (stall / f"rank-{state.rank}.json").write_text(json.dumps(asdict(state)))
+    if unresponsive is not None:
+        job = JobState(4, 60.0, ("a", "b", "c", "host n9, process 99"), unresponsive)
+        (stall / "job.json").write_text(json.dumps(asdict(job)))
+    return folder
+
+
+@pytest.fixture
+def stalled_run(tmp_path: Path) -> Path:
+    return write_stall(tmp_path / "run", waiting(0), waiting(1), asleep(2), waiting(3), unresponsive="")
+
+
+def test_report_and_json_have_the_findings_and_all_states(run_hybridnn: Run, stalled_run: Path) -> None:
+    code, out, err = run_hybridnn("report", str(stalled_run))
+    assert (code, err) == (0, "")
+    call = "allreduce 57 of group world (ranks 0-3), 800 bytes float64"
+    assert out.splitlines()[:6] == [
+        "=== the job stood still: no rank finished anything for 60 s; the job was ended ===",
+        "* rank 2 (host n1, process 4002) did not arrive: outside of communication, at slow.py:12 in on_step; "
+        "ranks 0, 1, 3 wait in allreduce 57 of group world (ranks 0-3)",
+        "",
+        f"ranks    {'waits for':{len(call)}}  since  finished last  at",
+        f"0, 1, 3  {call}  60 s   forward 3      hybridnn/training/engine.py:204 in _check",
+        f"2        {'nothing: outside of communication':{len(call)}}  7.2 s  forward 3      slow.py:12 in on_step",
+    ]
+    assert f"{stalled_run}/stall/rank-*.json" in out
+    facts = json.loads(run_hybridnn("report", str(stalled_run), "--format", "json")[1])
+    facts = facts["stall"]
+    (finding,) = facts["findings"]
+    assert (finding["kind"], finding["ranks"]) == ("outside", [2])
+    assert [state["rank"] for state in facts["states"]] == [0, 1, 2, 3]
+    assert (facts["states"][0]["call"]["number"], facts["job"]["limit"]) == (57, 60.0)
+
+
+def test_a_rank_without_a_file_or_listed_as_unresponsive_gave_no_sign(run_hybridnn: Run, tmp_path: Path) -> None:
+    """The state of a rank that was stopped after it had answered is ignored."""
+    missing = write_stall(tmp_path / "missing", *map(waiting, range(3)))
+    listed = write_stall(tmp_path / "listed", *map(waiting, RANKS), unresponsive="3")
+    for folder, rank in ((missing, "rank 3"), (listed, "rank 3 (host n9, process 99)")):
+        code, out, _ = run_hybridnn("report", str(folder))
+        assert (code, f"* {rank} gave no sign: " in out) == (0, True)
+
+
+def test_a_run_that_finished_after_a_stall_has_the_figures_too(run_hybridnn: Run, stalled_run: Path) -> None:
+    write_run(stalled_run)
+    out = run_hybridnn("report", str(stalled_run))[1]
+    assert out.startswith("=== the job stood still")
+    assert "limited by: " in out

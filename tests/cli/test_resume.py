@@ -1,7 +1,5 @@
 """`hybridnn train --resume`, and runs that are stopped by signals."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

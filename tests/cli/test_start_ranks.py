@@ -1,7 +1,5 @@
 """Commands that start their own ranks with ``-n``."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json
@@ -177,17 +175,14 @@ def _training(folder: Path) -> contextlib.AbstractContextManager[subprocess.Pope
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("number", "code", "word"), [(signal.SIGINT, 130, "SIGINT"), (signal.SIGTERM, 75, "SIG")])
-def test_a_signal_to_all_processes_of_a_training_lets_it_save(
-    tmp_path: Path, number: signal.Signals, code: int, word: str
-) -> None:
-    """Ctrl-C in a terminal reaches the launcher too, and `timeout` signals all processes as well."""
+def test_a_signal_to_all_processes_of_a_training_lets_it_save(tmp_path: Path) -> None:
+    """As of `timeout`; Ctrl-C in a terminal reaches the launcher too."""
     with _training(tmp_path) as job:
-        os.killpg(job.pid, number)
+        os.killpg(job.pid, signal.SIGTERM)
         ended = job.wait(deadline(60))
     printed = (tmp_path / "out").read_text()
-    assert ended == code, printed
-    assert f"Error: stopped by {word}" in printed
+    assert ended == 75, printed
+    assert "Error: stopped by SIG" in printed
     assert "continue with: hybridnn train --resume run" in printed
     assert len(list((tmp_path / "run" / "checkpoints").glob("step-*"))) == 1
 

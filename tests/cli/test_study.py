@@ -1,7 +1,5 @@
 """`hybridnn study`: runs, reports and submitted jobs of a study, and wrong input."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """`hybridnn trace`: the breakdown, the drawing, the JSON with the same figures, and wrong input."""
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path
@@ -11,12 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from hybridnn.comm.recorder import Event
-from hybridnn.pipeline.schedules.instructions import (
-    Backward,
-    Forward,
-    ReceiveActivations,
-    Update,
-)
+from hybridnn.pipeline.schedules.instructions import Backward, Forward, ReceiveActivations, Update
 from reference.command_line import Run, error_line
 from reference.traces import communication, compute, phase, trace_document, two_stages
 

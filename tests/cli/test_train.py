@@ -1,7 +1,5 @@
 """`hybridnn train`: header, tables, summary, progress bar and JSON."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """`hybridnn evaluate`, `predict` and `export`: figures and files, on any number of ranks, and wrong input."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

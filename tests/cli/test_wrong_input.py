@@ -1,7 +1,5 @@
 """Wrong input of `hybridnn train`: one error line and exit code 2 on any number of ranks, and no unfinished run."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -25,12 +23,6 @@ def save(**arrays: object) -> list[str]:
     good: dict[str, object] = {"x_train": np.random.default_rng(0).normal(size=(30, 4)), "y_train": np.arange(30) % 3}
     np.savez("mine.npz", **(good | arrays))  # type: ignore[arg-type]  # arrays by name
     return ["--file", "mine.npz"]
-
-
-def nan_in_data() -> list[str]:
-    x = np.ones((30, 4))
-    x[7, 2] = np.nan
-    return save(x_train=x)
 
 
 def corrupt_download() -> list[str]:
@@ -78,7 +70,10 @@ CASES: dict[str, Case] = {
         lambda: save(x_test=np.ones((2, 4)), y_test=np.array([0, 9])),
         ["label 9", "row 1"],
     ),
-    "NaN in the data": (nan_in_data, ["nan", "row 7", "column 2"]),
+    "NaN in the data": (
+        lambda: save(x_train=np.where(np.arange(120) == 30, np.nan, 1.0).reshape(30, 4)),
+        ["nan", "row 7", "column 2"],
+    ),
     "a value that float32 cannot hold": (
         lambda: [*save(x_train=np.full((30, 4), 1e39)), "--set", "data.standardize=false"],
         ["mine.npz: x is 1e+39 in row", "too large for float32"],
@@ -128,8 +123,9 @@ def test_a_training_with_closed_streams_and_a_marked_file_runs(closed: str, tmp_
     assert (tmp_path / "run" / "weights.npz").exists()
 
 
-@pytest.mark.parametrize("arguments", ["data list", "train --hidden 8 --epochs 1 --out run"])
-@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("arguments", "unbuffered"), [("data list", ""), ("data list", "1"), ("train --hidden 8 --epochs 1 --out run", "")]
+)
 def test_output_that_cannot_be_written_is_one_line(arguments: str, unbuffered: str, tmp_path: Path) -> None:
     command = f"PYTHONUNBUFFERED={unbuffered} {shlex.quote(sys.executable)} -m hybridnn {arguments} > /dev/full"
     done = subprocess.run(["sh", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=deadline(60))

@@ -1,7 +1,5 @@
 """Fixtures of the tests on several nodes, made on this machine: ``make test-cluster``, ``pytest -m cluster``."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import subprocess

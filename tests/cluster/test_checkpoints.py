@@ -1,7 +1,5 @@
 """Checkpoints and files of runs on several nodes: resumed on any of them, and folders that not all nodes see."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path

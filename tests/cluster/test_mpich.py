@@ -1,7 +1,5 @@
 """Trainings and runs on several nodes under MPICH, which mpi4py loads in place of Open MPI."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Batch scripts, studies and doctor on a Slurm of several nodes, each with its own memory, network address and link."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Trainings on ranks of several nodes equal those of one process, on every axis and with every method."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """What runs on several nodes record and print: traces, reports, stalls, and replicas without room."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterator

@@ -5,8 +5,6 @@
 The arguments are the number of ranks on each node, and of trainings.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import sys

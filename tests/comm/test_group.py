@@ -1,23 +1,21 @@
-"""Every call of a group against NumPy: on host arrays, and on arrays of a device by every transport.
+"""Groups: collectives, messages and agreement, their checks, and the recorder of all calls."""
 
-Each rank generates the data of every rank from a seed, so the expected result needs no message. The device is a
-stand-in whose memory is filled late, when it is waited for.
-"""
-
-from __future__ import annotations
-
+import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from time import perf_counter
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
+from hybridnn.comm.agreement import agree, broadcast_text, gather_texts, lowest_rank, value_of_first
+from hybridnn.comm.comparison import same_text_on_all, unequal_values
+from hybridnn.comm.recorder import Call, Recorder, bytes_sent_by_rank
+from hybridnn.errors import HybridnnError, SettingError
 from hybridnn.parallel.grid import ProcessGrid
 from reference.group_calls import CALLS, Case
 from reference.stand_in_device import ONE_MESSAGE, SMALL_PIECES, TRANSPORTS, device_group
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 LIMITS = (2**30, 24)  # bytes: whole arrays, and a few elements at a time
 HOST_SHAPES = ((11, 3), (2, 5), (7,), (4, 0))
@@ -132,3 +130,175 @@ def test_split_makes_a_group_of_the_ranks_of_one_color_in_the_same_order(comm: M
     part.allgather_rows(ranks)
     assert ranks.tolist() == members
     assert part.size == 1 or grid.recorder.events[-1].axis == "part"
+
+
+# -- agreement ---------------------------------------------------------------------------------------------------------
+
+
+SURROGATE = "\udc80"  # stands for a byte of a file name that is not UTF-8
+
+
+@pytest.mark.in_process(ranks=[1, 3])
+def test_the_lowest_failing_rank_is_known_to_all(comm: MPI.Intracomm) -> None:
+    group, last = ProcessGrid(comm).world, comm.size - 1
+
+    def fail() -> None:
+        if comm.rank:
+            raise SettingError("lr", comm.rank, "is wrong")
+
+    assert agree(group, lambda: comm.rank) == comm.rank
+    assert [lowest_rank(group, comm.rank >= first) for first in (0, last, comm.size)] == [0, last, None]
+    if comm.size > 1:
+        with pytest.raises(HybridnnError, match=f"lr = {max(comm.rank, 1)}") as raised:
+            agree(group, fail)
+        assert isinstance(raised.value, SettingError) == (comm.rank > 0)
+
+
+@pytest.mark.in_process(ranks=[1, 3])
+def test_texts_and_values_are_compared(comm: MPI.Intracomm) -> None:
+    group, own = ProcessGrid(comm).world, "é" * comm.rank
+    assert gather_texts(group, own) == ["é" * rank for rank in range(comm.size)]
+    assert broadcast_text(group, f"{SURROGATE}{comm.rank}", comm.size - 1) == f"{SURROGATE}{comm.size - 1}"
+    assert value_of_first(group, lambda: {"rank": comm.rank, "name": SURROGATE}) == {"rank": 0, "name": SURROGATE}
+    assert same_text_on_all(group, SURROGATE)
+    assert same_text_on_all(group, own) == (comm.size == 1)
+    found = unequal_values(group, lambda: {"lr": "0.1" if comm.rank == 1 else "0.01", "seed": "0"})
+    assert [value.text for value in found] == ["lr: rank 1 has 0.1, ranks 0, 2 have 0.01"] * (comm.size > 1)
+
+
+# -- recorder ----------------------------------------------------------------------------------------------------------
+
+
+def test_memory_is_bounded_and_totals_are_not() -> None:
+    recorder = Recorder(capacity=10)
+    for number in range(25):
+        recorder.end_communication("allreduce", "batch", perf_counter(), number)
+    assert len(recorder.events) == 10
+    assert [event.nbytes for event in recorder.events] == list(range(15, 25))
+    assert recorder.bytes_sent == sum(range(25))
+    assert recorder.messages == 25
+
+
+def test_compute_is_recorded_but_not_counted_as_communication() -> None:
+    recorder = Recorder()
+    start = perf_counter()
+    recorder.end_compute("forward", start)
+    (event,) = recorder.events
+    assert (event.kind, event.name, event.start) == ("compute", "forward", start)
+    assert event.stop >= start
+    assert recorder.communication_seconds == 0
+    assert recorder.finished == 1
+
+
+def test_unsuccessful_tests_are_not_among_the_last_events() -> None:
+    recorder = Recorder()
+    for name in ("send", "recv.test", "recv.wait", "recv.test"):
+        recorder.end_communication(name, "model", perf_counter(), 0)
+    assert [event.name for event in recorder.last_events(2)] == ["send", "recv.wait"]
+
+
+def test_communication_inside_an_instruction_is_not_computing() -> None:
+    recorder = Recorder()
+    recorder.end_communication("allreduce", "batch", perf_counter() - 5.0, 0)  # before the instruction
+    start = perf_counter()
+    recorder.end_communication("allgather", "model", start, 0)
+    recorder.end_communication("allgather.wait", "model", perf_counter() - 1e-3, 0, 0)
+    recorder.end_compute("forward", start - 2.0)
+    inside = [event for event in recorder.events if event.name.startswith("allgather")]
+    whole = recorder.events[-1].stop - recorder.events[-1].start
+    expected = whole - sum(event.stop - event.start for event in inside)
+    assert recorder.computing_seconds["forward"] == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_the_current_call_is_recorded(comm: MPI.Intracomm) -> None:
+    """Read by a thread, because the rank itself is inside the call."""
+    grid = ProcessGrid(comm, batch=1, model=2)
+    recorder, seen = grid.recorder, []
+    numbers = np.zeros(10, "float32")
+
+    def watch() -> None:
+        while recorder.current_call is None:
+            pass
+        seen.append((Call._make(recorder.current_call), recorder.finished))
+        comm.Send(np.zeros(1), 1, tag=9)  # only now does rank 1 arrive
+
+    if comm.rank == 0:
+        thread = threading.Thread(target=watch)
+        thread.start()
+        grid.model_group.allreduce(numbers, "max")
+        thread.join()
+        ((call, finished),) = seen
+        channel = call.channel
+        assert (call.name, call.number, call.nbytes, call.dtype, call.detail) == ("allreduce", 1, 40, "float32", "max")
+        assert (channel.axis, channel.members, channel.entered) == ("model", (0, 1), 1)
+        assert finished == 0
+    else:
+        comm.Recv(np.zeros(1), 0, tag=9)
+        grid.model_group.allreduce(numbers, "max")
+    assert recorder.current_call is None
+    assert recorder.finished == 1
+
+
+@pytest.mark.in_process(ranks=[2])
+def test_unsuccessful_tests_are_no_progress(comm: MPI.Intracomm) -> None:
+    grid = ProcessGrid(comm)
+    recorder = grid.recorder
+    request = grid.world.ireceive(np.zeros(3), 1 - comm.rank, tag=5)
+    begun = recorder.finished
+    for _ in range(3):
+        assert not request.test()
+    assert recorder.finished == begun
+    assert recorder.current_call is None
+    assert recorder.last_poll is not None
+    assert Call._make(recorder.last_poll[0]).name == "receive"
+    comm.Barrier()
+    grid.world.isend(np.ones(3), 1 - comm.rank, tag=5).wait()
+    while not request.test():
+        pass
+    assert recorder.finished == begun + 3  # a send, its wait, and the receive
+
+
+@pytest.mark.in_process(ranks=[4])
+def test_members_of_groups_are_ranks_in_the_grid(comm: MPI.Intracomm) -> None:
+    backwards = comm.Split(0, -comm.rank)
+    grid = ProcessGrid(backwards, batch=2, model=2)
+    assert grid.world.members == (0, 1, 2, 3)
+    assert grid.model_group.members == ((0, 1) if grid.batch_rank == 0 else (2, 3))
+    assert grid.batch_group.members == ((0, 2) if grid.model_rank == 0 else (1, 3))
+    assert grid.node_group.members == (0, 1, 2, 3)
+    halves = grid.world.split(grid.rank // 2, "half")
+    assert halves.members == ((0, 1) if grid.rank < 2 else (2, 3))
+    assert grid.world.split(grid.rank // 2, "half") is halves
+    again = grid.world.split(grid.rank // 2, "half", "again")
+    channels = [(channel.axis, channel.members, channel.ordinal) for channel in grid.recorder.channels]
+    assert channels[-2:] == [("half", halves.members, 0), ("half", again.members, 1)]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 7, 16])
+def test_ring_collectives_match_a_count_by_rounds(ranks: int) -> None:
+    nbytes = 96 * ranks
+    gathered = sum(nbytes // ranks for _ in range(ranks - 1))  # each round passes one block on
+    assert bytes_sent_by_rank("allgather", nbytes, ranks) == gathered
+    # A ring all-reduce is a reduce-scatter and then an all-gather.
+    assert bytes_sent_by_rank("allreduce", nbytes, ranks) == 2 * gathered
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+def test_rooted_collectives(ranks: int) -> None:
+    part = 40
+    assert bytes_sent_by_rank("scatter", part * ranks, ranks, is_root=True) == part * (ranks - 1)
+    assert bytes_sent_by_rank("scatter", part * ranks, ranks) == 0
+    assert bytes_sent_by_rank("gather", part * ranks, ranks) == part
+    assert bytes_sent_by_rank("gather", part * ranks, ranks, is_root=True) == 0
+    assert bytes_sent_by_rank("broadcast", part, ranks, is_root=True) == part * (ranks - 1)
+    assert bytes_sent_by_rank("broadcast", part, ranks) == 0
+
+
+def test_a_single_rank_sends_nothing() -> None:
+    assert bytes_sent_by_rank("allreduce", 10, 1) == 0
+
+
+def test_unknown_operation_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown operation 'gossip'"):
+        bytes_sent_by_rank("gossip", 1, 2)

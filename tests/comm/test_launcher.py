@@ -1,21 +1,35 @@
-"""Choice of the launcher and its settings, in simulated environments."""
+"""Starts of ranks: launchers, their options and placements, right launches, and the errors of wrong ones."""
 
-from __future__ import annotations
-
+import os
+import pwd
+import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from mpi4py import MPI
 
-from hybridnn.comm import launcher
-from hybridnn.comm.launcher import Placement, RankLauncher, candidates, mpirun_options, srun_options
-from hybridnn.comm.mpi import set_rank_settings
+from hybridnn.comm import launcher, mpi
+from hybridnn.comm.launcher import Placement, RankLauncher, candidates, launch_problem, mpirun_options, srun_options
+from hybridnn.comm.mpi import (
+    COMMUNICATION,
+    LAUNCHED,
+    RANK_PROCESS,
+    is_child,
+    set_rank_settings,
+    single_process_settings,
+    srun_option,
+)
 from hybridnn.errors import EnvironmentProblem, SettingError
+from mpi_runner.launch import run_job, run_mpi
+from mpi_runner.slowness import deadline
 
 OPEN_MPI, MPICH = "Open MPI v5.0.11", "MPICH Version: 5.0.2"
 ROOT = {"OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"}
-COMMUNICATION = {
+OF_COMMUNICATION = {
     "OMPI_MCA_btl": "^ofi",
     "OMPI_MCA_osc": "^ucx",
     "OMPI_MCA_btl_tcp_flags": "send",
@@ -23,7 +37,7 @@ COMMUNICATION = {
     "OMPI_MCA_btl_tcp_max_send_size": "1049600",
     "OMPI_MCA_coll_libnbc_iallreduce_algorithm": "3",
 }
-NAMES = set(COMMUNICATION)
+NAMES = set(OF_COMMUNICATION)
 UNBOUND = {"PRTE_MCA_hwloc_default_binding_policy", "OMPI_MCA_hwloc_base_binding_policy"}
 CROWDED = {
     "PRTE_MCA_rmaps_default_mapping_policy",
@@ -162,7 +176,7 @@ def test_settings_are_those_that_are_needed_and_not_set(
 
 def test_srun_gives_ranks_the_cores_of_the_job() -> None:
     settings = RankLauncher(("srun", "-n")).settings(3, {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "5"})
-    assert settings == COMMUNICATION | {"SRUN_CPUS_PER_TASK": "5"}
+    assert settings == OF_COMMUNICATION | {"SRUN_CPUS_PER_TASK": "5"}
 
 
 def test_hardware_threads_of_a_core_are_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +193,7 @@ def test_a_rank_yields_where_its_node_is_crowded(monkeypatch: pytest.MonkeyPatch
         assert set(environment) == {"OMPI_COMM_WORLD_LOCAL_SIZE", "HOME"} | NAMES | more
     environment = {"OMPI_MCA_btl": "tcp,self", "HOME": "/none"}
     set_rank_settings(environment)
-    assert environment == COMMUNICATION | {"OMPI_MCA_btl": "tcp,self", "HOME": "/none"}
+    assert environment == OF_COMMUNICATION | {"OMPI_MCA_btl": "tcp,self", "HOME": "/none"}
 
 
 @pytest.mark.parametrize(
@@ -228,3 +242,245 @@ def test_what_a_launcher_cannot_do_is_named(site: Site, monkeypatch: pytest.Monk
     bound = MPIRUN.settings(2, in_job, Placement(binding="core"))
     assert not UNBOUND & set(bound)
     assert set(MPIRUN.settings(2, in_job)) >= UNBOUND
+
+
+# -- checks of a launch ------------------------------------------------------------------------------------------------
+
+
+BATCH_SCRIPT = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_NPROCS": "4", "SLURM_PROCID": "0"}
+"""Variables of the shell of a job of four tasks in Slurm 22.05."""
+STEP = {**BATCH_SCRIPT, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}
+UNDER_MPIRUN_ON_ANOTHER_NODE = {
+    **BATCH_SCRIPT,
+    "SLURM_NTASKS": "1",
+    "SLURM_STEP_NUM_TASKS": "1",
+    "OMPI_COMM_WORLD_SIZE": "4",
+}
+"""mpirun started two of its four ranks on the second node inside a step of one task."""
+
+
+@pytest.mark.parametrize(
+    ("environment", "size"),
+    [
+        ({}, 1),
+        (BATCH_SCRIPT, 1),  # a single process in a batch script may be intended
+        (STEP, 4),
+        (STEP | {"PMI_SIZE": "4", "PMI_RANK": "2"}, 4),
+        (BATCH_SCRIPT | {"OMPI_COMM_WORLD_SIZE": "2"}, 2),  # fewer ranks than were allocated
+        (UNDER_MPIRUN_ON_ANOTHER_NODE, 4),
+        (STEP | {"SLURM_STEP_NUM_TASKS": "1", "PMI_SIZE": "8"}, 8),  # MPICH's mpiexec inside a step
+        (STEP | {"SLURM_HET_SIZE": "2"}, 8),
+        ({"SLURM_STEP_NUM_TASKS": "many", "SLURM_PROCID": "0"}, 1),
+        ({"SLURM_STEP_NUM_TASKS": "4"}, 1),  # left over in a shell: srun sets both
+    ],
+)
+def test_right_launch_is_no_problem(environment: dict[str, str], size: int) -> None:
+    assert launch_problem(environment, size, OPEN_MPI) is None
+
+
+@pytest.mark.parametrize(("library", "option"), [(OPEN_MPI, "pmix"), (MPICH, "pmi2"), ("Intel(R) MPI Library", "pmi2")])
+@pytest.mark.parametrize("more", [{}, {"PMI_SIZE": "4", "PMI_RANK": "1"}])
+def test_srun_with_a_wrong_option_is_named(library: str, option: str, more: dict[str, str]) -> None:
+    problem = launch_problem(STEP | more, 1, library)
+    assert problem is not None
+    assert problem.startswith("srun started 4 processes, but MPI sees 1 rank: ")
+    assert f"srun --mpi={option} " in problem
+    assert "\n" not in problem
+    assert srun_option(library) == option
+
+
+@pytest.mark.parametrize(
+    ("environment", "text"),
+    [
+        ({"OMPI_COMM_WORLD_SIZE": "3"}, "the mpirun of Open MPI started 3 processes, but MPI sees 1 rank: "),
+        ({"PMI_SIZE": "3"}, "the mpiexec of MPICH or one of its kind started 3 processes, but MPI sees 1 rank: "),
+        (UNDER_MPIRUN_ON_ANOTHER_NODE, "the mpirun of Open MPI started 4 processes, but MPI sees 1 rank: "),
+    ],
+)
+def test_mpirun_of_another_library_is_named(environment: dict[str, str], text: str) -> None:
+    problem = launch_problem(environment, 1, MPICH)
+    assert problem is not None
+    assert problem.startswith(text)
+    assert MPICH in problem
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_a_launcher_can_be_tried(comm: MPI.Intracomm, capfd: pytest.CaptureFixture[str]) -> None:
+    assert launcher._main(["2", "1"]) == 0
+    assert launcher._main(["3", "1"]) == 2
+    printed = "MPI sees 2 ranks on 1 nodes, not 3 on 1\n" if comm.rank == 0 else ""
+    assert capfd.readouterr().err == printed
+
+
+def test_process_that_mpi_leaves_alone_is_refused() -> None:
+    program = "from hybridnn.comm.launcher import require_complete_launch; require_complete_launch()"
+    step = {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+    wrong = run_job([sys.executable, "-c", program], env=step)
+    assert wrong.returncode != 0
+    assert "EnvironmentProblem: srun started 2 processes, but MPI sees 1 rank" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("Open MPI v5.0.11, package: Open MPI root@build Distribution, ident: 5.0.11\0", OPEN_MPI),
+        ("MPICH Version:      5.0.2\nMPICH Release date: Tue Mar 31\n\0", MPICH),
+    ],
+)
+def test_the_version_of_a_library_is_one_short_line(text: str, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mpi, "import_mpi", lambda: SimpleNamespace(Get_library_version=lambda: text))
+    assert mpi.library_version() == version
+
+
+def describe(monkeypatch: pytest.MonkeyPatch, process: int, variables: dict[str, str]) -> None:
+    """Describe a rank with these variables in the environment."""
+    for name in (*mpi.LAUNCH_VARIABLES, "PMI_FD"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv(RANK_PROCESS, " ".join((str(process), *mpi._launch_identity(os.environ))))
+
+
+@pytest.mark.parametrize(
+    ("rank", "own"),
+    [
+        ({"PMIX_NAMESPACE": "job@1", "PMIX_RANK": "0"}, {"PMIX_NAMESPACE": "job@2"}),  # mpirun in a rank; Spawn
+        ({"PMIX_NAMESPACE": "slurm.pmix.7.0", "PMIX_RANK": "1"}, {"PMIX_NAMESPACE": "slurm.pmix.7.1"}),
+        ({"PMI_RANK": "1", "PMI_SIZE": "4"}, {"PMI_RANK": "0"}),
+        ({"PMI_PORT": "node:1", "PMI_ID": "0"}, {"PMI_PORT": "node:2"}),
+        ({"PMI_RANK": "0", "SLURM_STEP_ID": "0"}, {"SLURM_STEP_ID": "1"}),
+        ({"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0"}, {"SLURM_JOB_ID": "2"}),  # sbatch in a rank
+    ],
+)
+def test_what_a_rank_starts_is_its_child_unless_a_launcher_starts_it(
+    monkeypatch: pytest.MonkeyPatch, rank: dict[str, str], own: dict[str, str]
+) -> None:
+    describe(monkeypatch, os.getpid(), rank)
+    assert not is_child(), "the rank itself"
+    describe(monkeypatch, os.getppid(), rank)
+    assert is_child()
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    assert not is_child()
+
+
+def test_the_connection_to_mpichs_launcher_tells_its_ranks_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A nested mpiexec gives its rank the same variables, with another socket."""
+    (ours, starter), (other, nested) = socket.socketpair(), socket.socketpair()
+    with ours, starter, other, nested:
+        describe(monkeypatch, os.getppid(), {"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_FD": str(ours.fileno())})
+        assert is_child(), "forked: the same socket"
+        monkeypatch.setenv("PMI_FD", str(other.fileno()))
+        assert not is_child()
+    assert is_child(), "the descriptor is closed"
+
+
+CHILDREN = """
+import os, subprocess, sys
+import numpy as np
+from hybridnn import MLP, ProcessGrid, Trainer
+from hybridnn.comm.launcher import find_mpirun
+
+def train():
+    x = np.random.default_rng(0).normal(size=(40, 4))
+    trainer = Trainer(MLP([4, 1]), batch_size=20)
+    trainer.fit(x, x[:, 0], epochs=1)
+    return trainer, x
+
+trainer, x = train()
+if len(sys.argv) == 1:
+    for start in ([], [find_mpirun(os.environ), "-n", "2"]):
+        command = [*start, sys.executable, sys.argv[0], "child"]
+        subprocess.run(command, check=True, timeout=1000)
+    if os.fork() == 0:
+        train()
+        again = lambda: Trainer(MLP([4, 1]), grid=trainer.grid)
+        for use in (lambda: trainer.predict(x), again, lambda: ProcessGrid(trainer.grid.comm)):
+            try:
+                use()
+            except Exception as error:
+                print(f"{type(error).__name__}: {error}\\n", end="", flush=True)
+        os._exit(0)
+    os.wait()
+    trainer.predict(x)
+    assert trainer.grid.size == 2
+else:
+    print(f"a child of {trainer.grid.size}\\n", end="", flush=True)
+"""
+
+
+def test_children_of_ranks_train_alone_or_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "children.py").write_text(CHILDREN)
+    result = run_mpi(2, [sys.executable, "children.py"], timeout=60, cwd=tmp_path)
+    assert not result.timed_out
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines.count("a child of 1") == 2
+    assert lines.count("a child of 2") == 4, "two ranks of a nested mpirun in each rank"
+    assert len([line for line in lines if line.startswith("GridError: the world group belongs to a rank, and")]) == 2
+    assert len([line for line in lines if line.startswith("GridError: the communicator belongs to a rank, and")]) == 4
+
+
+# -- settings of Open MPI ----------------------------------------------------------------------------------------------
+
+
+BTL = "OMPI_MCA_btl"
+
+
+def settings(environment: dict[str, str]) -> dict[str, str]:
+    """The environment in which MPI is initialized."""
+    before = dict(environment)
+    with single_process_settings(environment):
+        found = dict(environment)
+    assert environment == before
+    return found
+
+
+def test_shared_memory_is_excluded_without_a_launcher() -> None:
+    own = {BTL: COMMUNICATION[BTL]}
+    assert settings(own) == {BTL: "^ofi,sm"}
+    assert settings({BTL: "tcp,self"}) == {BTL: "tcp,self"}
+    assert settings({}) == {}
+    for name in LAUNCHED:
+        assert settings(own | {name: "0"}) == own | {name: "0"}
+
+
+def test_the_variable_is_restored_after_an_error() -> None:
+    environment = {BTL: COMMUNICATION[BTL]}
+    with pytest.raises(ImportError), single_process_settings(environment):
+        raise ImportError
+    assert environment == {BTL: COMMUNICATION[BTL]}
+
+
+def test_home_is_set_also_for_a_user_whom_the_system_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOME")
+    for known, expected in ((True, pwd.getpwuid(os.getuid()).pw_dir), (False, "/")):
+        if not known:
+            monkeypatch.setattr("os.path.expanduser", lambda path: path)
+        environment: dict[str, str] = {}
+        set_rank_settings(environment)
+        assert environment["HOME"] == expected
+
+
+PROGRAM = """
+import os
+from hybridnn import ProcessGrid
+assert ProcessGrid().size == 1
+print([line.split()[-1] for line in open("/proc/self/maps") if "/dev/shm/" in line])
+print(os.environ["OMPI_MCA_btl"])
+"""
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="this system does not list what a process maps")
+@pytest.mark.parametrize("home", [{}, {"HOME": "/none/such"}])
+def test_a_single_process_needs_no_home_and_maps_no_file_of_shared_memory(home: dict[str, str]) -> None:
+    environment = {name: value for name, value in os.environ.items() if name not in (*LAUNCHED, BTL, "HOME")} | home
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=deadline(60),
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "[]\n^ofi\n"

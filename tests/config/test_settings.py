@@ -1,7 +1,5 @@
 """Settings: defaults, errors for wrong, unknown and contradictory values, and overrides."""
 
-from __future__ import annotations
-
 from inspect import signature
 from pathlib import Path
 

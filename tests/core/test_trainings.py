@@ -3,8 +3,6 @@
 Each equals an independent reference: the serial training or the replay of its method in `reference`, or PyTorch.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from random import Random

@@ -1,7 +1,5 @@
 """Communication counts against single messages and the published closed forms."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import ceil, floor, log2
 

@@ -1,7 +1,5 @@
 """Machine files: round trips, shipped machines, and one-line errors."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Simulated steps and scaling curves on machines on which their times are computed by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Tables as people have them: what each column is decided to hold, and predictions that remember it."""
 
-from __future__ import annotations
-
 import unicodedata
 from pathlib import Path
 from typing import Any

@@ -1,6 +1,4 @@
-"""Rows held in arrays, and the checks of arrays of users."""
-
-from __future__ import annotations
+"""Rows of arrays and generated ones, their split and standardization."""
 
 import re
 from collections.abc import Callable
@@ -13,12 +11,23 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from scipy import sparse
+from scipy.stats import kstest
 
-from hybridnn.data import ArrayRows, StandardizedRows, Standardizer, as_rows
+from hybridnn.data import (
+    ArrayRows,
+    StandardizedRows,
+    Standardizer,
+    SyntheticRows,
+    SyntheticSpec,
+    as_rows,
+    load_dataset,
+    split,
+)
 from hybridnn.data.dataset import PixelRows
 from hybridnn.data.preparation import SubsetRows, require_finite_rows
 from hybridnn.data.rows import require_finite
-from hybridnn.errors import DataError
+from hybridnn.data.synthetic import HIDDEN, NOISE, SEPARATION
+from hybridnn.errors import DataError, SettingError
 
 AllOf = Callable[..., tuple[NDArray[Any], NDArray[Any]]]
 X = np.arange(12.0).reshape(4, 3)
@@ -166,3 +175,240 @@ def test_labels_and_classes_that_do_not_fit() -> None:
         as_rows(X, LABELS, classes=2, part="_test")
     with pytest.raises(DataError, match="y is float64: classification needs integer labels"):
         as_rows(X, X[:, 0], "classification")
+
+
+# -- generated samples -------------------------------------------------------------------------------------------------
+
+
+REGRESSION = SyntheticSpec(test_samples=40, inputs=5, outputs=3)
+CLASSES = SyntheticSpec("classification", test_samples=40, inputs=5, outputs=4)
+both_tasks = pytest.mark.parametrize("spec", [REGRESSION, CLASSES], ids=["regression", "classification"])
+
+
+def test_default_size() -> None:
+    dataset = load_dataset("synthetic")
+    assert dataset.test is not None
+    assert (dataset.task, dataset.train.samples, dataset.test.samples) == ("regression", 10_000, 2_000)
+    assert (dataset.features, dataset.outputs, dataset.train.targets_shape) == (16, 2, (2,))
+    assert load_dataset("synthetic", synthetic=SyntheticSpec(test_samples=0)).test is None
+
+
+@both_tasks
+@given(indices=st.lists(st.integers(0, 299), max_size=20))
+def test_a_sample_does_not_depend_on_its_neighbours(spec: SyntheticSpec, indices: list[int], all_of: AllOf) -> None:
+    x, y = all_of(SyntheticRows(spec, 0, 300))
+    some_x, some_y = all_of(SyntheticRows(spec, 0, 300), np.float64, indices)
+    np.testing.assert_array_equal(some_x, x[indices])
+    np.testing.assert_array_equal(some_y, y[indices])
+
+
+@both_tasks
+def test_parts_of_the_whole(spec: SyntheticSpec, all_of: AllOf) -> None:
+    whole = all_of(SyntheticRows(spec, 0, 340))
+    dataset = load_dataset("synthetic", rows=300, synthetic=spec)
+    assert dataset.test is not None
+    for part, where in ((dataset.train, slice(300)), (dataset.test, slice(300, 340))):
+        for got, expected in zip(all_of(part), whole, strict=True):
+            np.testing.assert_array_equal(got, expected[where])
+
+
+@both_tasks
+def test_float32_gives_the_rounded_samples(spec: SyntheticSpec, all_of: AllOf) -> None:
+    rows = SyntheticRows(spec, 0, 300)
+    wide, narrow = (all_of(rows, dtype) for dtype in (np.float64, np.float32))
+    np.testing.assert_array_equal(narrow[0], wide[0].astype(np.float32))
+    np.testing.assert_allclose(narrow[1], wide[1], rtol=1e-6, atol=1e-6)
+    with pytest.raises(IndexError):
+        all_of(rows, np.float64, [300])
+
+
+def test_samples_far_beyond_any_memory(all_of: AllOf) -> None:
+    rows = SyntheticRows(SyntheticSpec(inputs=4), 0, 10**15)
+    x, y = all_of(rows, np.float64, [10**15 - 1, 0])
+    assert np.isfinite(x).all()
+    assert np.isfinite(y).all()
+    assert not np.isin(x[0], x[1]).any()
+
+
+def test_regression_inputs_are_standard_normal_and_uncorrelated(all_of: AllOf) -> None:
+    x, _ = all_of(SyntheticRows(SyntheticSpec(), 0, 20_000))
+    assert kstest(x.ravel(), "norm").pvalue > 0.01
+    np.testing.assert_allclose(np.cov(x.T), np.eye(16), atol=0.05)
+    neighbours = np.corrcoef(x[:-1].ravel(), x[1:].ravel())[0, 1]
+    assert abs(neighbours) < 0.01
+
+
+def test_regression_targets_are_the_teachers_plus_noise(all_of: AllOf) -> None:
+    x, y = all_of(SyntheticRows(SyntheticSpec(inputs=6, outputs=2), 0, 4000))
+    generator = np.random.Generator(np.random.Philox(np.random.SeedSequence([0, 3])))
+    first = generator.standard_normal((6, HIDDEN)) / np.sqrt(6)
+    second = generator.standard_normal((HIDDEN, 2)) / np.sqrt(HIDDEN)
+    noise = y - np.tanh(x @ first) @ second
+    assert kstest((noise / NOISE).ravel(), "norm").pvalue > 0.01
+    assert abs(np.corrcoef(noise[:, 0], x[:, 0])[0, 1]) < 0.05
+
+
+def test_clusters_have_unit_variance_and_equal_shares(all_of: AllOf) -> None:
+    spec = SyntheticSpec("classification", outputs=4, inputs=16)
+    x, y = all_of(SyntheticRows(spec, 0, 20_000))
+    np.testing.assert_allclose(np.bincount(y) / 20_000, 0.25, atol=0.015)
+    for label in range(4):
+        cluster = x[y == label]
+        assert kstest((cluster - cluster.mean(axis=0)).ravel(), "norm").pvalue > 0.01
+        assert 0.5 * SEPARATION < np.linalg.norm(cluster.mean(axis=0)) < 1.5 * SEPARATION
+
+
+def test_clusters_are_learnable_but_not_trivial(all_of: AllOf) -> None:
+    dataset = load_dataset("synthetic", synthetic=SyntheticSpec("classification", outputs=10))
+    (x, y), (test_x, test_y) = all_of(dataset.train), all_of(dataset.test)
+    means = np.array([x[y == label].mean(axis=0) for label in range(10)])
+    nearest = np.argmin(((test_x[:, None] - means) ** 2).sum(axis=2), axis=1)
+    assert 0.8 < np.mean(nearest == test_y) < 0.995
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": "clustering"}, "synthetic.task = 'clustering': must be 'regression' or 'classification'"),
+        ({"test_samples": -1}, "synthetic.test_samples = -1: must be a whole number, at least 0"),
+        ({"inputs": -3}, "synthetic.inputs = -3"),
+        ({"outputs": 0}, "synthetic.outputs = 0: must be a whole number, at least 1"),
+        ({"outputs": 1, "task": "classification"}, "synthetic.outputs = 1: must be a whole number, at least 2"),
+    ],
+)
+def test_values_that_are_not_allowed(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingError, match=rf"^data\.{message}"):
+        SyntheticSpec(**options)
+
+
+# -- split and standardization -----------------------------------------------------------------------------------------
+
+
+RANDOM = np.random.default_rng(1)
+NUMBERS = RANDOM.normal(5, [1, 10, 100], (1000, 3))
+Y = RANDOM.normal(-2, [0.1, 7], (1000, 2))
+
+
+@given(samples=st.integers(2, 300), fraction=st.floats(0.001, 0.999), seed=st.integers(0, 2**31))
+def test_split_gives_every_sample_to_one_part(samples: int, fraction: float, seed: int) -> None:
+    train, test = split(as_rows(np.ones((samples, 1)), np.zeros(samples)), fraction, seed)
+    assert sorted([*train.chosen, *test.chosen]) == list(range(samples))
+    assert train.samples > 0
+    assert test.samples > 0
+    assert abs(test.samples - samples * fraction) <= 1
+
+
+def test_split_depends_on_the_seed_alone() -> None:
+    rows = as_rows(NUMBERS, Y)
+    first, again, other = (split(rows, 0.2, seed)[1].chosen for seed in (3, 3, 4))
+    np.testing.assert_array_equal(first, again)
+    assert not np.array_equal(first, other)
+    # A seed selects the same samples in every version, so that published results can be repeated.
+    assert split(as_rows(NUMBERS[:12], Y[:12]), 0.25, 0)[1].chosen.tolist() == [0, 5, 7]
+
+
+def test_split_keeps_inputs_and_targets_together(all_of: AllOf) -> None:
+    train, test = split(load_dataset("digits").train, 0.2, 0)
+    assert (train.samples, test.samples) == (1438, 359)
+    x, y = all_of(load_dataset("digits").train)
+    for part in (train, test):
+        part_x, part_y = all_of(part)
+        np.testing.assert_array_equal(part_x, x[part.chosen])
+        np.testing.assert_array_equal(part_y, y[part.chosen])
+
+
+def test_split_that_is_not_possible() -> None:
+    for fraction in (1.0, -0.2, 20, float("nan")):
+        with pytest.raises(SettingError, match=r"data\.test_fraction = "):
+            split(as_rows(NUMBERS, Y), fraction, 0)
+    with pytest.raises(DataError, match="1 sample cannot be split"):
+        split(as_rows(NUMBERS[:1], Y[:1]), 0.5, 0)
+
+
+@pytest.mark.parametrize("block", [1, 7, 1000, 4096])
+def test_statistics_are_those_of_numpy(block: int) -> None:
+    standardizer = Standardizer.fit(as_rows(NUMBERS, Y), block)
+    for got, expected in (
+        (standardizer.x_mean, NUMBERS.mean(axis=0)),
+        (standardizer.x_scale, NUMBERS.std(axis=0)),
+        (standardizer.y_mean, Y.mean(axis=0)),
+        (standardizer.y_scale, Y.std(axis=0)),
+    ):
+        assert got is not None
+        np.testing.assert_allclose(got, expected, rtol=1e-12)
+
+
+def test_small_variation_about_a_large_mean(all_of: AllOf) -> None:
+    x = 1e9 + np.array([[0.0], [1.0], [2.0], [3.0]])
+    rows = as_rows(x, [0, 1, 0, 1])
+    expected = (np.arange(4) - 1.5) / np.std(np.arange(4))
+    narrow, _ = all_of(StandardizedRows(rows, Standardizer.fit(rows)), np.float32)
+    np.testing.assert_allclose(narrow[:, 0], expected, rtol=1e-6)
+
+
+def test_constant_columns_become_zero(all_of: AllOf) -> None:
+    x = np.column_stack([np.full(1000, 0.1), NUMBERS[:, 0], np.zeros(1000)])
+    rows = as_rows(x, np.full(1000, 0.3))
+    standardizer = Standardizer.fit(rows, 64)
+    assert standardizer.x_scale[[0, 2]].tolist() == [1, 1]
+    got_x, got_y = all_of(StandardizedRows(rows, standardizer))
+    assert not got_x[:, [0, 2]].any()
+    assert not got_y.any()
+
+
+def test_classification_leaves_labels_alone(all_of: AllOf) -> None:
+    rows = load_dataset("digits").train
+    standardizer = Standardizer.fit(rows)
+    assert standardizer.y_mean is None
+    assert standardizer.y_scale is None
+    x, y = all_of(StandardizedRows(rows, standardizer))
+    np.testing.assert_allclose(x.mean(axis=0), 0, atol=1e-12)
+    np.testing.assert_array_equal(y, all_of(rows)[1])
+    np.testing.assert_array_equal(standardizer.restore_y(y), y)
+    np.testing.assert_array_equal(standardizer.apply_y(y), y)
+
+
+def test_test_part_gets_the_training_parts_statistics(all_of: AllOf) -> None:
+    train, test = as_rows(NUMBERS[:800], Y[:800]), as_rows(NUMBERS[800:] + 50, Y[800:])
+    got, _ = all_of(StandardizedRows(test, Standardizer.fit(train)))
+    np.testing.assert_allclose(
+        got, (NUMBERS[800:] + 50 - NUMBERS[:800].mean(axis=0)) / NUMBERS[:800].std(axis=0), rtol=1e-10
+    )
+
+
+def test_generated_rows_are_standardized_lazily(all_of: AllOf) -> None:
+    rows = SyntheticRows(SyntheticSpec(), 0, 500)
+    x, y = all_of(StandardizedRows(rows, Standardizer.fit(rows, 100)))
+    np.testing.assert_allclose([x.std(axis=0).min(), x.std(axis=0).max(), *y.std(axis=0)], 1, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_apply_and_restore(dtype: type) -> None:
+    standardizer = Standardizer.fit(as_rows(NUMBERS, Y))
+    x: NDArray[Any] = NUMBERS.astype(dtype)
+    y: NDArray[Any] = Y.astype(dtype)
+    before = x.copy()
+    assert standardizer.apply_x(x).dtype == dtype
+    np.testing.assert_array_equal(x, before)
+    restored = standardizer.restore_y(standardizer.apply_y(y))
+    assert restored.dtype == dtype
+    np.testing.assert_allclose(restored, y, rtol=1e-4 if dtype is np.float32 else 1e-11)
+
+
+@pytest.mark.parametrize("targets", [Y, np.zeros(1000, int)], ids=["regression", "classification"])
+def test_to_arrays_and_back(targets: NDArray[Any]) -> None:
+    standardizer = Standardizer.fit(as_rows(NUMBERS, targets))
+    arrays = standardizer.to_arrays()
+    assert set(arrays) == {"x_mean", "x_scale"} | ({"y_mean", "y_scale"} if targets is Y else set())
+    again = Standardizer.from_arrays({**arrays, "layers.0.bias": np.zeros(3)}).to_arrays()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(again[name], array)
+
+
+def test_what_cannot_be_standardized() -> None:
+    with pytest.raises(DataError, match=r"lacks x_scale, y_scale; found x_mean, y_mean"):
+        Standardizer.from_arrays({"x_mean": np.zeros(1), "y_mean": np.zeros(1)})
+    with pytest.raises(DataError, match=r"2 features .* is for 3 and \(2,\)"):
+        StandardizedRows(as_rows(NUMBERS[:, :2], Y), Standardizer.fit(as_rows(NUMBERS, Y)))
+    with pytest.raises(DataError, match="target column 1 cannot be standardized"):  # the squares overflow
+        Standardizer.fit(as_rows(NUMBERS[:2], np.array([[0.0, 1e200], [1.0, -1e200]])))

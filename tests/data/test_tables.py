@@ -1,7 +1,5 @@
 """Tables of users against pandas' own encodings: text, categories, missing values, separators, Parquet, data frames."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Callable
@@ -13,16 +11,7 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
-from hybridnn.data import (
-    ArrayRows,
-    Dataset,
-    TableEncoding,
-    TableOptions,
-    as_rows,
-    load_file,
-    load_frame,
-    split_indices,
-)
+from hybridnn.data import ArrayRows, Dataset, TableEncoding, TableOptions, as_rows, load_file, load_frame, split_indices
 from hybridnn.errors import DataError, SettingError
 from hybridnn.runs.inference import load_samples
 

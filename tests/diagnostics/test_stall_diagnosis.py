@@ -1,7 +1,5 @@
 """Diagnosis of constructed states, and of a small model of blocking collectives with one known fault."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The programs of examples/ run in an empty folder, and print what the mathematics says."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from collections.abc import Callable

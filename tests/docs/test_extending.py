@@ -1,7 +1,5 @@
 """The examples of docs/extending.md are the code of the package, or work with it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from textwrap import indent

@@ -1,7 +1,5 @@
 """Pictures of the documentation: as the commands draw them, and readable on light and on dark pages."""
 
-from __future__ import annotations
-
 import re
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
@@ -12,7 +10,7 @@ import pytest
 from hybridnn.drawing.figures import COLORS
 from hybridnn.drawing.picture import svg_text
 from hybridnn.drawing.timelines import schedule
-from reference.colors import contrast
+from reference.pictures import contrast
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 SVG = "{http://www.w3.org/2000/svg}"

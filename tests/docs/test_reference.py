@@ -1,9 +1,9 @@
 """The parts of the site that are generated from the package, and the commented file of all settings."""
 
-from __future__ import annotations
-
 import json
 import re
+import shutil
+import subprocess
 import sys
 from importlib import import_module
 from operator import attrgetter
@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 import hybridnn
-from hybridnn.cli.main import main
+from hybridnn.cli.main import application, main
 from hybridnn.config.reference import EXAMPLE
 from hybridnn.config.settings import Settings
 from hybridnn.study.axes import AXES
 from hybridnn.study.cells import make_cells
 from hybridnn.study.study_file import load_study
-from reference.pages import ROOT, reference_pages
+from mpi_runner.slowness import deadline
+from reference.pages import ROOT, man_pages, reference_pages
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -139,3 +140,36 @@ def test_table_of_algorithms_names_code_that_exists() -> None:
             owner, _, attribute = name.rpartition(".")
             named = attrgetter(owner)(module) if owner else module
             assert hasattr(named, attribute) or attribute in named.__annotations__, f"{place}: {name}"
+
+
+# -- manual pages ------------------------------------------------------------------------------------------------------
+
+
+PAGES: dict[str, str] = dict(man_pages.pages())
+TABLES = dict(re.findall(r"^## (hybridnn [\w -]+)$(.*?)(?=^## |\Z)", reference_pages.command_line(), re.M | re.S))
+
+
+def test_every_command_has_a_page() -> None:
+    groups = {f"hybridnn-{group.name}.1" for group in application().registered_groups}
+    commands = {f"{name.replace(' ', '-')}.1" for name in TABLES}
+    assert set(PAGES) == {"hybridnn.1"} | groups | commands
+    for file, page in PAGES.items():
+        linked = re.findall(r"\\fB([\w\\-]+)\\fP\(1\)", page)
+        assert {f"{name}.1".replace("\\-", "-") for name in linked} <= set(PAGES)
+        assert linked or file == "hybridnn.1"
+
+
+@pytest.mark.skipif(shutil.which("groff") is None, reason="groff is not installed")
+def test_groff_prints_the_pages_without_warnings() -> None:
+    command = ["groff", "-man", "-ww", "-Kutf8", "-Tutf8", "-P-cbou", "-rLL=200n"]
+    everything = "\n".join(PAGES.values())
+    done = subprocess.run(command, input=everything, capture_output=True, text=True, timeout=deadline(60))
+    assert (done.returncode, done.stderr) == (0, "")
+    _, *parts = re.split(r"^(HYBRIDNN[A-Z-]*)\(1\).*\1\(1\)$", done.stdout, flags=re.MULTILINE)
+    printed = dict(zip(parts[::2], parts[1::2], strict=True))
+    assert list(printed) == [file.removesuffix(".1").upper() for file in PAGES]
+    for name, text in printed.items():
+        command_name = next((known for known in TABLES if known.replace(" ", "-").upper() == name), "")
+        options = set(re.findall(r"`(--?[a-z][a-z-]*)`", TABLES.get(command_name, "")))
+        assert options <= set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", text.replace("\u2010", "-"))), name
+        assert "EXIT STATUS" in text

@@ -1,7 +1,5 @@
 """The page of a schedule: what it shows of weights, memory and messages, and that it is complete in itself."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable

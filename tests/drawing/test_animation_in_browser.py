@@ -18,7 +18,7 @@ import pytest
 from hybridnn.drawing.timelines import ScheduleTimeline, schedule
 from mpi_runner.slowness import deadline
 from reference.animations import Shown, at_barrier, moments, shown, unread
-from reference.colors import contrast, luminance
+from reference.pictures import contrast, luminance
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page

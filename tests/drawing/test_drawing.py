@@ -1,7 +1,5 @@
 """Drawings of schedules as text and pictures: boxes, versions and messages, one scale, and text for a column."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -26,8 +24,7 @@ from hybridnn.drawing.timelines import ScheduleTimeline
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.checks.simulated_schedule import Durations, simulate
 from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
-from reference.colors import contrast, lightness
-from reference.pictures import COLUMN, least_points_of_svg
+from reference.pictures import COLUMN, contrast, least_points_of_svg, lightness
 
 SVG = "{http://www.w3.org/2000/svg}"
 

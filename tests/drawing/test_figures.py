@@ -1,7 +1,5 @@
 """Figures of matplotlib: dark on dark pages, one list of colours, text that can be read in a column."""
 
-from __future__ import annotations
-
 import re
 import xml.etree.ElementTree as ElementTree
 from functools import cache
@@ -20,8 +18,7 @@ from hybridnn.drawing.figures import (
     ratio_tick,
     tidy,
 )
-from reference.colors import SIGHTS, contrast, difference, lightness
-from reference.pictures import least_points, least_points_of_svg
+from reference.pictures import SIGHTS, contrast, difference, least_points, least_points_of_svg, lightness
 
 SVG = "{http://www.w3.org/2000/svg}"
 LEAST_DIFFERENCE = 17.0  # of two colours; Okabe's and Ito's have 17.8, without their yellow

@@ -1,19 +1,18 @@
 """Estimators: scikit-learn's own checks, and the same network however many ranks train it."""
 
-from __future__ import annotations
-
 import copy
 import importlib
 import pickle
 import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from joblib import Parallel, delayed
 from joblib.externals.loky import ProcessPoolExecutor
+from mpi4py import MPI
 from sklearn.base import clone
 from sklearn.datasets import load_iris
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
@@ -29,9 +28,6 @@ from hybridnn.sklearn import MLPClassifier, MLPRegressor
 from reference import network as net
 from reference import serial
 from reference.cases import assert_arrays_close, assert_arrays_same
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 IRIS = load_iris(return_X_y=True)
 SHORT: dict[str, Any] = {"max_iter": 4, "random_state": 3, "batch_size": 30}

@@ -1,7 +1,5 @@
 """``python -m fault_drill``: run trials and print a table of their results."""
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Damage of checkpoint files, and small disks that become full."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Result of a trial: its run folder, read without functions of hybridnn, equals that of an undisturbed run."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field
 from math import isclose

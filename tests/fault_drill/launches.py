@@ -1,7 +1,5 @@
 """Jobs with an injected fault, until all their processes have ended."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Moments of a run at which a fault may be injected: calls of functions of hybridnn, which are counted."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Trials of trainings on several nodes: a link or a node has a fault, and the run goes on or is resumed."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

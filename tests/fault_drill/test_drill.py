@@ -1,7 +1,5 @@
 """A short fault drill."""
 
-from __future__ import annotations
-
 import importlib
 from operator import attrgetter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Trials of trainings: a run with a fault is resumed, perhaps with further faults, until it ends, and then checked."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shutil

@@ -1,7 +1,5 @@
 """The emulation of CUDA, whose compiled kernels are kept in pytest's cache: compiling takes several seconds."""
 
-from __future__ import annotations
-
 import pytest
 
 from gpu.cuda_emulator import Emulator

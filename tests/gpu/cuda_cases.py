@@ -4,8 +4,6 @@ A case is a function of a random generator, a dtype and a size. It returns the c
 arrays, and the host arrays by name. The array named scratch is not compared.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -4,8 +4,6 @@ Kernels are called with the same grid, block and arguments as on a device, and t
 with that of the kernel's parameter.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re
@@ -72,17 +70,9 @@ def dimensions(size: tuple[int, ...]) -> Any:
 
 
 class Emulator:
-    """The part of ``cupy`` that the package uses.
+    """The part of ``cupy`` that the package uses, with kernels compiled into `folder` now or by an earlier run.
 
-    Parameters
-    ----------
-    folder : Path
-        Folder of the compiled kernels, which may be there from an earlier run.
-
-    Attributes
-    ----------
-    launches : list of tuple
-        Name, grid and block of every launch.
+    `launches` has name, grid and block of every launch.
     """
 
     add, copyto = staticmethod(np.add), staticmethod(np.copyto)

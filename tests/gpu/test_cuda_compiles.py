@@ -1,7 +1,5 @@
 """The CUDA source compiles for all supported devices with the compiler that CuPy calls; it is not run."""
 
-from __future__ import annotations
-
 import ctypes
 import locale
 import subprocess

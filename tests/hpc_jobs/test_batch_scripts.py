@@ -1,7 +1,5 @@
 """Batch scripts, with stand-ins for the launcher, for scontrol and for the training."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

@@ -1,7 +1,5 @@
 """Programs of the batch scripts: run_step, and the searches for a launcher and for a failed node."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Debuggers in one rank while the others wait; `run_ranks` in event loops, threads, ranks and notebooks; pictures."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import pdb

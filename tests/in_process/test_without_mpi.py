@@ -1,7 +1,5 @@
 """Commands and scripts without mpi4py; communicators of other ranks are refused."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Failing tests of several kinds, which only ``tests/test_tools_of_the_tests.py`` runs."""
 
-from __future__ import annotations
-
 import os
 import signal
 

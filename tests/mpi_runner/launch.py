@@ -1,7 +1,5 @@
 """MPI jobs with time limits; a mark in their environment identifies processes that remain, which are killed."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os
@@ -160,16 +158,10 @@ def run_mpi(
     env: Mapping[str, str | None] | None = None,
     cwd: Path | None = None,
 ) -> JobResult:
-    """Run a program under mpirun, and wait for its end or for the time limit.
+    """Run Python source text or a command under mpirun, and wait for its end or for the time limit.
 
-    Parameters
-    ----------
-    program : str or sequence of str
-        Python source text, or a command with its arguments.
-    timeout : float
-        Seconds on an idle machine after which all processes are ended.
-    env : mapping, optional
-        Changes of the environment; None removes a variable. By default, each rank has one BLAS thread.
+    The limit is in seconds on an idle machine. `env` changes the environment, where None removes a variable; by
+    default, each rank has one BLAS thread.
     """
     arguments = [sys.executable, "-c", program] if isinstance(program, str) else list(program)
     return run_job([find_mpirun(), "-n", str(ranks), *arguments], timeout=timeout, env=env, cwd=cwd)

@@ -1,7 +1,5 @@
 """Plugin of the process that the user started: it runs jobs and reports their tests as ordinary items."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

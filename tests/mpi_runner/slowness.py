@@ -1,7 +1,5 @@
 """Slowness of this machine relative to an idle one, by which the deadlines of tests are multiplied."""
 
-from __future__ import annotations
-
 import functools
 import os
 import time

@@ -1,18 +1,17 @@
-"""Optimizers on flat buffers against their definitions, also with several blocks."""
-
-from __future__ import annotations
+"""Optimizers and learning rates."""
 
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
-from hybridnn import SGD, Adam, AdamW, NAdam
+from hybridnn import SGD, Adam, AdamW, Constant, Cosine, NAdam, Step, WarmupLinear
 from hybridnn.comm.hosts import CPU_INFO, proc_value
 from hybridnn.errors import SettingError
 from hybridnn.nn.kernels import NUMPY
@@ -20,6 +19,7 @@ from hybridnn.nn.kernels import UPDATE_BLOCK as BLOCK
 from hybridnn.nn.optimizers import new_state
 from hybridnn.parallel.shared_replica import slice_bounds
 from reference.cases import OPTIMIZERS, assert_close
+from reference.serial import Schedule
 
 SIZES = (1, 3, 16, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 7)
 
@@ -183,3 +183,45 @@ def test_prediction_of_adam_repeats_its_last_direction(kind: type[Adam], size: i
     optimizer.predict(weights, state, 0.02, 3, out)
     # The last update moved by 0.01 times the direction.
     assert_close(out, weights + 3 * 2 * (weights - before), "three updates of twice the rate", 1e-9)
+
+
+# -- learning rates ----------------------------------------------------------------------------------------------------
+
+
+PER_EPOCH, UPDATES = 7, 35
+
+PAIRS = [
+    (Constant(), Schedule()),
+    (Step((1, 3)), Schedule("step", milestones=(1, 3), factor=0.1)),
+    (Step((2,), 0.5), Schedule("step", milestones=(2,), factor=0.5)),
+    (WarmupLinear(), Schedule("linear", warmup_epochs=1.0)),
+    (WarmupLinear(0), Schedule("linear")),
+    (WarmupLinear(1.5), Schedule("linear", warmup_epochs=1.5)),
+    (Cosine(), Schedule("cosine")),
+    (Cosine(2), Schedule("cosine", warmup_epochs=2.0)),
+]
+
+
+@pytest.mark.parametrize(("schedule", "expected"), PAIRS)
+def test_closed_forms(schedule: Any, expected: Schedule) -> None:
+    for update in range(UPDATES):
+        factor = schedule.multiplier(update, PER_EPOCH, UPDATES)
+        assert factor == pytest.approx(expected.at(update, PER_EPOCH, UPDATES), rel=1e-13), update
+
+
+@pytest.mark.parametrize("schedule", [WarmupLinear(2), Cosine(2)])
+def test_warm_up_rises_to_one_and_the_rate_of_the_last_update_is_zero(schedule: Any) -> None:
+    factors = [schedule.multiplier(u, PER_EPOCH, UPDATES) for u in range(UPDATES)]
+    assert 0 < factors[0] < 0.1
+    assert factors[:15] == sorted(factors[:15])
+    assert factors[14] == 1.0
+    assert factors[14:] == sorted(factors[14:], reverse=True)
+    assert factors[-1] == 0.0
+
+
+@pytest.mark.parametrize("schedule", [WarmupLinear(0), Cosine(0), WarmupLinear(9), Cosine(9)])
+@pytest.mark.parametrize("updates", [1, 2])
+def test_runs_of_one_or_two_updates_have_rates(schedule: Any, updates: int) -> None:
+    for update in range(updates):
+        assert 0 <= schedule.multiplier(update, 1, updates) <= 1
+    assert schedule.multiplier(0, 1, updates) > 0

@@ -1,7 +1,5 @@
 """Layout and disjointness of the arrays of a workspace."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

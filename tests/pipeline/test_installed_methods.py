@@ -1,7 +1,5 @@
 """Pipeline methods and optimizers of other packages, found by their entry points, are used like any other."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

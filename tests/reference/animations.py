@@ -1,7 +1,5 @@
 """What the page of a schedule has to show at a time, from the simulated schedule alone, without its animation."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from dataclasses import dataclass
 

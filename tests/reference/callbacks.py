@@ -1,7 +1,5 @@
 """A callback that is made of functions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Training cases: run by hybridnn on a process grid and by the serial reference, and compared."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Results of commands in tests: error lines, records and weights of runs."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

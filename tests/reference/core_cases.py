@@ -1,7 +1,5 @@
 """A few trainings that together use every split, pipeline method, optimizer, rate, loss and setting."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,14 +1,14 @@
 """Damage of files, for tests and the fault drill: cuts, changed bytes, wrong values, false sizes, other objects."""
 
-from __future__ import annotations
-
+import hashlib
 import io
+import json
 import os
 import re
 import shutil
 import socket
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from random import Random
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["CONTENT", "CUTS", "IMPOSSIBLE_NAMES", "REPLACEMENTS", "Damage", "mutations", "replace"]
+__all__ = ["CONTENT", "CUTS", "IMPOSSIBLE_NAMES", "REPLACEMENTS", "Damage", "forge", "mutations", "replace"]
 
 Damage = Callable[[Path, Random], object]
 """Damages a file, with a source of random choices."""
@@ -250,3 +250,17 @@ def _at(document: Any, place: tuple[Any, ...]) -> Any:
     for key in place:
         document = document[key]
     return document
+
+
+def forge(path: Path, field: Sequence[str], value: Any) -> None:
+    """Change a field of a manifest and update the list of digests, so that only the value is wrong."""
+    manifest = json.loads(path.read_text())
+    inner = manifest
+    for key in field[:-1]:
+        inner = inner[key]
+    inner[field[-1]] = value
+    path.write_text(json.dumps(manifest, indent=2) + "\n")
+    listed = path.parent / "SHA256SUMS"
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    text = re.sub(rf"^\w+(?=  {re.escape(path.name)}$)", digest, listed.read_text(), flags=re.MULTILINE)
+    listed.write_text(text)

@@ -1,7 +1,5 @@
 """Run folders and studies with chosen results, written line by line."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -96,22 +94,10 @@ def write_run(
 ) -> Path:
     """Write a run of ten steps per epoch on digits.
 
-    Parameters
-    ----------
-    grid : tuple of int
-        Ranks along pipeline, batch and model; by default, all along batch.
-    seconds : sequence of float
-        Training time of each epoch.
-    accuracy : float or None
-        Of the last epoch; that of the other epochs is half of it. None writes an R² of 0.75.
-    method : str, optional
-        Pipeline method; by default 1f1b on several stages.
-    settings : mapping, optional
-        Other settings by section.
-    hosts : mapping, optional
-        Fields of the record of the hosts that differ from those of one node.
-    lines : sequence of mapping
-        Additional lines after the header.
+    The ranks of the grid are along pipeline, batch and model; by default, all along batch. `seconds` are those of each
+    epoch. The accuracy is that of the last epoch, and twice that of the others; None writes an R² of 0.75. Several
+    stages have 1f1b by default. `settings` are others by section, `hosts` the fields that differ from those of one
+    node, and `lines` follow the header.
     """
     pipeline, batch, model = grid or (1, ranks, 1)
     folder.mkdir(parents=True, exist_ok=True)

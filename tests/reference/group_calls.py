@@ -1,7 +1,5 @@
 """Every call of a group, with its result by NumPy: each rank generates the data of all ranks, without a message."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import product
 from typing import Any, NamedTuple

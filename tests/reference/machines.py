@@ -1,7 +1,6 @@
 """Machine files for tests, with chosen coefficients and no other costs."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from typing import Any
 
 from hybridnn.cost.machine import Machine
@@ -22,16 +21,8 @@ def make_machine(
 ) -> Machine:
     """Make a machine on which only messages, multiply-adds and calls of layers take time.
 
-    Parameters
-    ----------
-    alpha, beta : float
-        Seconds per message and per byte, inside a node and between nodes.
-    multiply_add, call : float
-        Seconds per multiply-add, and per pass of a layer.
-    memory : float
-        Bytes per rank.
-    others
-        Further keys of the machine file.
+    All times are in seconds: per message and byte, inside a node and between nodes, per multiply-add, and per pass of
+    a layer. The memory is in bytes per rank; `others` are further keys of the machine file.
     """
     link = {"segments": [{"alpha_seconds": alpha, "beta_seconds_per_byte": beta}]}
     one_pass = {"call_seconds": call, "multiply_add_seconds": multiply_add}
@@ -59,3 +50,16 @@ def make_machine(
             **others,
         }
     )
+
+
+def place_ranks(nodes: Sequence[int], model: int) -> list[int]:
+    """The rank at each position of a grid: complete model groups of every node, then all remaining ranks."""
+    by_node: dict[int, list[int]] = {}
+    for rank, node in enumerate(nodes):
+        by_node.setdefault(node, []).append(rank)
+    grouped, remaining = [], []
+    for ranks in by_node.values():
+        fitting = len(ranks) // model * model
+        grouped += ranks[:fitting]
+        remaining += ranks[fitting:]
+    return grouped + remaining

@@ -4,8 +4,6 @@ An algorithm is a list of rounds, and a round is a list of simultaneous messages
 by the set of ranks whose data it contains, so that a sum with a missing or repeated contribution is detected.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Reference network: layers, losses, gradients and metrics by definition, with arrays of shape (samples, features)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import erfc, exp, pi, sqrt

@@ -1,7 +1,5 @@
 """Small tables of a user, as text and as files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 

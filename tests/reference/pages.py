@@ -1,12 +1,15 @@
-"""Import of scripts of ``docs/`` and ``papers/``, which are in no package, and checks of pages with commands."""
-
-from __future__ import annotations
+"""Import of scripts of ``docs/`` and ``papers/``, which are in no package, and checks of pages and notebooks."""
 
 import importlib.util
+import json
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+import pytest
 
 from mpi_runner.launch import job_environment
 from mpi_runner.slowness import deadline
@@ -14,6 +17,7 @@ from mpi_runner.slowness import deadline
 __all__ = [
     *("ROOT", "has_commands", "man_pages", "outputs", "paper_results", "reference_pages", "require_reasons"),
     "run_commands",
+    *("executed", "printed", "quiet_kernel", "with_cells"),
 ]
 
 ROOT = Path(__file__).parents[2]
@@ -73,3 +77,39 @@ def require_reasons(page: Path) -> None:
             assert Path(block.name).stem in commands, f"{block.name} is not used"
         elif not _is_checked(block) and "slurm" not in block.notes:
             assert any(len(reason) > 5 for option in REASONS for reason in block.texts(option)), block.body[:60]
+
+
+def quiet_kernel(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Keep the files of Jupyter in a folder."""
+    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"):
+        monkeypatch.setenv(name, str(folder / name))
+
+
+def executed(text: str) -> str:
+    """A notebook with new outputs."""
+    written: str = outputs.run_notebook(text, limit=deadline(120))
+    return written
+
+
+def with_cells(text: str, *sources: str) -> str:
+    """A notebook with additional cells at its end."""
+    notebook = json.loads(text)
+    notebook["cells"].extend(_cells(sources))
+    return json.dumps(notebook)
+
+
+def _cells(sources: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+    for number, source in enumerate(sources):
+        yield {
+            "cell_type": "code",
+            "id": f"last-{number}",
+            "metadata": {},
+            "outputs": [],
+            "execution_count": None,
+            "source": source,
+        }
+
+
+def printed(cell: dict[str, Any]) -> str:
+    """The text that a cell printed."""
+    return "".join("".join(output.get("text", ())) for output in cell.get("outputs", ()))

@@ -1,7 +1,5 @@
 """Pipeline cases: run by hybridnn in a pipeline and by the serial replay of its method, and compared."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
@@ -9,14 +7,7 @@ from typing import Any
 
 import hybridnn
 from reference import pipelines
-from reference.cases import (
-    Case,
-    changed,
-    check_outcome,
-    data,
-    make_trainer,
-    plan_of,
-)
+from reference.cases import Case, changed, check_outcome, data, make_trainer, plan_of
 from reference.cases import reference as exact_reference
 from reference.pipelines import DELAYED, Pipeline
 from reference.serial import Outcome

@@ -6,8 +6,6 @@ minibatch t reads a version above t. So one process that computes the minibatche
 update, gets the same results as a pipeline.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Every reader of files, function or command, with a valid file, and the checks of a refusal in one line."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io
@@ -326,10 +324,3 @@ def refusal(reader: Reader, path: Path, *, measured: bool = False) -> str:
         assert state_of(Path.cwd()) == before
     assert peak < reader.memory
     return message
-
-
-def enter_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder, which becomes the current one."""
-    (tmp_path / FOLDER).mkdir()
-    monkeypatch.chdir(tmp_path / FOLDER)
-    return tmp_path / FOLDER

@@ -4,8 +4,6 @@ Values are symbols: integers that represent an operation and its operands. Sends
 of the same channel, which receives any message, as in MPI.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Serial training by definition: optimizers, learning-rate schedules and the training loop."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from math import cos, pi
 

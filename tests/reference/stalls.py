@@ -1,7 +1,5 @@
 """States of the ranks of stalled jobs: chosen by a test, or computed by a model of blocking collectives."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -30,10 +30,7 @@ if TYPE_CHECKING:
 class Stream:
     """Queue of work and of events of other streams to wait for; during a capture, it records instead.
 
-    Parameters
-    ----------
-    device : StandInCupy, optional
-        Device that can make it the current stream.
+    A `device` can make it the current stream.
     """
 
     def __init__(self, device: StandInCupy | None = None) -> None:
@@ -275,19 +272,10 @@ class DeviceArray(np.lib.mixins.NDArrayOperatorsMixin):
 
 
 class StandInCupy:
-    """The functions of the module ``cupy`` that the transports use.
+    """The functions of the module ``cupy`` that the transports use; the stand-in for NCCL connects the ranks of `comm`.
 
-    Parameters
-    ----------
-    comm : MPI.Intracomm, optional
-        Ranks that the stand-in for NCCL connects.
-
-    Attributes
-    ----------
-    launches : list of int
-        Number of launches of each graph.
-    ended : list of str
-        Kinds of destroyed graphs and connections, in order; aborted connections have a kind of their own.
+    `launches` has the number of launches of each graph, and `ended` the kinds of destroyed graphs and connections, in
+    order; aborted connections have a kind of their own.
     """
 
     def __init__(self, comm: MPI.Intracomm | None = None) -> None:
@@ -343,16 +331,8 @@ NAME = b"the ranks of one test"
 class StandInNccl:
     """Connections of all ranks; the calls of a group are enqueued when it ends.
 
-    Attributes
-    ----------
-    calls : list of str
-        Names of all collectives.
-    failing : set of int
-        Ranks that cannot connect; the others wait for them, as in NCCL.
-    late : threading.Event
-        Ends the wait of the other ranks, which then connect.
-    problem : str
-        An error that NCCL noticed after it had connected the ranks; empty if there is none.
+    `calls` has the names of all collectives. Ranks in `failing` cannot connect; the others wait for them, as in NCCL,
+    until the event `late`. `problem` is an error that NCCL noticed after it had connected the ranks, or empty.
     """
 
     NCCL_SUM, NCCL_MAX = "sum", "max"

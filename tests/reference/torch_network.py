@@ -1,7 +1,5 @@
 """Reference network and training by functions of PyTorch, in the dtype of the weights."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -51,16 +49,9 @@ def gradients(network: Network, weights: Mapping[str, Array], x: Array, y: Array
 def train(
     network: Network, weights: Weights, optimizer: Any, scheduler: Any, plan: Plan, x: Array, y: Array
 ) -> Weights:
-    """Train with optimizers of ``torch.optim``.
+    """Train by a plan, but with an optimizer of ``torch.optim``, made from the list of parameters.
 
-    Parameters
-    ----------
-    optimizer : callable
-        Makes the optimizer from the list of parameters.
-    scheduler : callable
-        Makes the schedule from the optimizer, the updates per epoch and all updates; stepped after each update.
-    plan : Plan
-        Its rule and schedule are not used.
+    Its schedule is made from it, the updates per epoch and all updates, and stepped after each update.
     """
     leaves = parameters(weights)
     stepper = optimizer(list(leaves.values()))

@@ -1,7 +1,5 @@
 """Traces with chosen events, in milliseconds, as objects and as trace files."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any

@@ -1,7 +1,5 @@
 """Small runs trained in this process, their checkpoints written by NumPy, and a command without learning curves."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

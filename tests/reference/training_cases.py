@@ -1,7 +1,5 @@
 """A training on a number of ranks that the serial reference or the replay of its method repeats, and its check."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager

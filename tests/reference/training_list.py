@@ -3,8 +3,6 @@
 `all_cases` needs no pytest: ``random.sample(all_cases(), 100)`` are cases for `run_training_case`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache

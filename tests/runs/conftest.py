@@ -1,7 +1,5 @@
 """Runs that are trained once for all tests of a module, which must not change them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

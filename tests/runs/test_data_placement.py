@@ -1,11 +1,10 @@
 """Data on the ranks: split, standardized and unchanged; large generated data are never held whole."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 from numpy.typing import NDArray
 
 from hybridnn.data import Dataset, Rows, SyntheticRows, SyntheticSpec, load_dataset, split
@@ -14,9 +13,6 @@ from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.runs import data as data_placement
 from hybridnn.runs.data import PlacedData, place_data
 from reference.ranks import replace_on_this_rank
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 RANKS = [1, 3]
 

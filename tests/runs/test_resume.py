@@ -1,7 +1,5 @@
 """Training that is resumed from a checkpoint equals training without interruption."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

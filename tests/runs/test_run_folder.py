@@ -1,13 +1,13 @@
-"""Run folders: what a run writes, full disks, and folders that are not overwritten."""
-
-from __future__ import annotations
+"""Run folders: what a run writes, full disks, locks, and folders that are not overwritten."""
 
 import errno
+import fcntl
 import json
 import math
 import os
 import re
 import resource
+import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ from hybridnn.drawing.figures import COLORS
 from hybridnn.drawing.learning_curve import logarithmic_ticks
 from hybridnn.errors import DataError, EnvironmentProblem, HybridnnError, SettingError
 from hybridnn.in_process import run_ranks
-from hybridnn.runs.folder import RunFolder
+from hybridnn.runs.folder import FolderInUse, FolderLock, RunFolder
 from hybridnn.runs.records import RunSummary
 from hybridnn.runs.report import draw_learning_curve
 from hybridnn.runs.run_files import read_epochs, read_records, run_status
@@ -270,3 +270,33 @@ def test_a_run_beyond_the_memory_writes_no_folder(ranks: int, tmp_path: Path, mo
         assert found is not None
         needed.append(float(found[1]))
     assert needed[1] - needed[0] == pytest.approx(2 * 4e-6 * (65 * 20_000 + 20_001 * 10), abs=1.1)
+
+
+# -- locks -------------------------------------------------------------------------------------------------------------
+
+
+def test_examining_a_lock_does_not_take_it(tmp_path: Path) -> None:
+    assert FolderLock.holder(tmp_path) is None
+    with FolderLock.take(tmp_path) as lock:
+        assert FolderLock.holder(tmp_path) is not None
+        with pytest.raises(FolderInUse) as busy:
+            FolderLock.take(tmp_path)
+        assert busy.value.holder.startswith(f"process {os.getpid()} on ")
+    assert not (tmp_path / ".lock").exists()
+    lock.release()  # a second time does nothing
+
+
+def test_lock_is_taken_while_a_reader_examines_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / ".lock").touch()
+    reader = os.open(tmp_path / ".lock", os.O_RDONLY)
+    fcntl.flock(reader, fcntl.LOCK_SH)
+    waits: list[float] = []
+
+    def reader_leaves(seconds: float) -> None:
+        waits.append(seconds)
+        if seconds:
+            os.close(reader)
+
+    monkeypatch.setattr(time, "sleep", reader_leaves)
+    FolderLock.take(tmp_path).release()
+    assert len([seconds for seconds in waits if seconds]) == 1

@@ -1,7 +1,5 @@
 """Stop signals: the first is recorded, a later one ends the process."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,16 +1,18 @@
-"""Weights found in run folders, and folders without usable ones."""
-
-from __future__ import annotations
+"""Weights found in run folders, and exported ones."""
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from hybridnn.errors import DataError, SettingError
-from hybridnn.runs.trained_run import TrainedRun, open_run
-from reference.trained_runs import FEATURES, REGRESSION, regression_file, train, weights_of, write_checkpoint
+from hybridnn.runs.trained_run import TrainedRun, export_arrays, open_run
+from hybridnn.utils.files import npz_bytes
+from reference import network as net
+from reference.trained_runs import FEATURES, NETWORK, REGRESSION, regression_file, train, weights_of, write_checkpoint
 
 STEPS = 10
 """Two epochs of 46 samples, ten at a time."""
@@ -78,27 +80,6 @@ def test_run_without_weights_is_refused(run: Path) -> None:
         open_run(run)
 
 
-def test_damaged_folder_is_refused(run: Path, tmp_path: Path) -> None:
-    for file, content, message in (
-        ("config.toml", None, "is not a run folder: it has no config.toml"),
-        ("config.toml", b"[training]\nepochs = 0\n", r"config\.toml: training\.epochs = 0"),
-        ("weights.npz", b"PK\x03\x04 not really", r"weights\.npz: not an \.npz file"),
-        ("standardization.npz", None, r"standardization\.npz: cannot be read: No such file"),
-        ("standardization.npz", b"", r"standardization\.npz: not an \.npz file"),
-    ):
-        before = (run / file).read_bytes()
-        (run / file).unlink()
-        if content is not None:
-            (run / file).write_bytes(content)
-        with pytest.raises(DataError, match=message):
-            open_run(run)
-        (run / file).write_bytes(before)
-    (tmp_path / "file").touch()
-    for name in ("absent", "file"):
-        with pytest.raises(DataError, match=f"{name} is not a run folder"):
-            open_run(tmp_path / name)
-
-
 def test_weights_of_another_network_are_refused(run: Path) -> None:
     changes: list[tuple[dict[str, np.ndarray | None], str]] = [
         ({"layers.0.weight": None}, r"layers\.0\.weight is missing; the file holds layers\.0\.bias"),
@@ -124,3 +105,76 @@ def test_task_of_a_run_without_standardization(tmp_path: Path) -> None:
         assert open_run(tmp_path / loss).task == "regression"
     train(tmp_path / "labels", data={"standardize": False}, training={"epochs": 1}, model={"hidden": [4]})
     assert open_run(tmp_path / "labels").task == "classification"
+
+
+# -- export ------------------------------------------------------------------------------------------------------------
+
+
+Arrays = dict[str, NDArray[Any]]
+
+FUNCTIONS = {"tanh": np.tanh, "relu": lambda z: np.maximum(z, 0), "identity": lambda z: z}
+
+
+def computed(file: Path, x: NDArray[Any]) -> NDArray[Any]:
+    """Return the outputs for `x` in its own units, as the names in the file tell to compute them."""
+    with np.load(file) as loaded:
+        arrays = {name: loaded[name] for name in loaded.files}
+    if "input_mean" in arrays:
+        x = (x - arrays["input_mean"]) / arrays["input_scale"]
+    for layer, (activation, residual) in enumerate(zip(arrays["activations"], arrays["residual"], strict=True)):
+        y = FUNCTIONS[activation](x @ arrays[f"layers.{layer}.weight"].T + arrays[f"layers.{layer}.bias"])
+        x = x + y if residual else y
+    return x * arrays["target_scale"] + arrays["target_mean"] if "target_mean" in arrays else x
+
+
+def exported(run: Path, *, fold: bool) -> Path:
+    file = run.with_name(f"folded-{fold}.npz")
+    file.write_bytes(npz_bytes(export_arrays(open_run(run), fold_standardization=fold)))
+    return file
+
+
+def samples() -> NDArray[Any]:
+    return np.random.default_rng(9).normal(size=(13, FEATURES)) * [1, 10, 100, 1e-3, 1] + [50, -300, 0, 7, 1e4]
+
+
+def expected(run: Path, network: net.Network, x: NDArray[Any]) -> NDArray[Any]:
+    """Return what the weights of the run give for `x`, with the standardization undone at the end."""
+    with np.load(run / "standardization.npz") as file:
+        outputs, _ = net.forward(network, weights_of(run), (x - file["x_mean"]) / file["x_scale"])
+        return np.asarray(outputs * file["y_scale"] + file["y_mean"] if "y_mean" in file else outputs)
+
+
+def check_outputs(run: Path, network: net.Network, x: NDArray[Any], atol: float = 0) -> NDArray[Any]:
+    """Compare both kinds of files with the outputs of the run, which are returned."""
+    outputs = expected(run, network, x)
+    for fold in (False, True):
+        np.testing.assert_allclose(computed(exported(run, fold=fold), x), outputs, rtol=1e-9, atol=atol)
+    return outputs
+
+
+def test_numpy_alone_computes_the_outputs(regression: Path, tmp_path: Path) -> None:
+    outputs = check_outputs(regression, NETWORK, samples())
+    assert outputs.mean(axis=0) == pytest.approx([1000, -20, 3], abs=100), "the targets are not in their units"
+    data = {"file": str(regression.parent / "mine.npz")}
+    train(tmp_path / "one", data=data, model={"hidden": []}, training=REGRESSION["training"])
+    check_outputs(tmp_path / "one", net.Network((FEATURES, 3), "tanh"), samples())
+    model = {"hidden": [9, 9], "residual": True}
+    train(tmp_path / "residual", model=model, training={"epochs": 1, "dtype": "float64"})
+    x = np.random.default_rng(9).normal(size=(13, 64)) * 5 + 3
+    check_outputs(tmp_path / "residual", net.Network((64, 9, 9, 10), "relu", residual=True), x, 1e-11)
+
+
+def test_folding_needs_a_first_layer_that_adds_nothing(tmp_path: Path) -> None:
+    train(tmp_path / "run", model={"hidden": [64], "residual": True}, training={"epochs": 1})
+    run = open_run(tmp_path / "run")
+    with pytest.raises(SettingError, match="--fold-standardization = True: the first layer is residual"):
+        export_arrays(run, fold_standardization=True)
+
+
+def test_folding_a_float32_run_gives_float64(tmp_path: Path) -> None:
+    train(tmp_path / "run", model={"hidden": [4]}, training={"epochs": 1})
+    for fold, dtype in ((False, "float32"), (True, "float64")):
+        arrays = export_arrays(open_run(tmp_path / "run"), fold_standardization=fold)
+        assert {arrays[f"layers.{layer}.{kind}"].dtype.name for layer in (0, 1) for kind in ("weight", "bias")} == {
+            dtype
+        }

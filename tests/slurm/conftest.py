@@ -1,7 +1,5 @@
 """Fixtures of the tests on a real Slurm, which is started on this machine: ``make test-slurm``, ``pytest -m slurm``."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import subprocess

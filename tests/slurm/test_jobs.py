@@ -1,7 +1,5 @@
 """The batch scripts on a real Slurm of several node daemons."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The Slurm commands in the pages of docs/ succeed on a real Slurm, with outputs of the shape that the pages show."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

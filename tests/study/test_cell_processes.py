@@ -1,7 +1,5 @@
 """Launchers, the process of a run, and its error line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Cells of a study: the product of its axes, their settings, ranks and identifiers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Reports of a study: curves, tables, plots, warnings, and the files."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

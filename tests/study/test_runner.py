@@ -1,7 +1,5 @@
 """The runner of a study: which cells run, at once or one by one, their results, failures and interrupts."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import json

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,13 +14,7 @@ from hybridnn.study.answer import baseline_text, warnings_of
 from hybridnn.study.plots import breakdowns_of, curves_of, draw_plots
 from hybridnn.study.report import breakdown_rows, point_rows
 from hybridnn.study.results import StudyResults
-from hybridnn.study.scaling import (
-    compare_points,
-    grid_maps,
-    group_runs,
-    strong_lines,
-    weak_lines,
-)
+from hybridnn.study.scaling import compare_points, grid_maps, group_runs, strong_lines, weak_lines
 from hybridnn.study.statistics import Estimate, MeanDeviation
 from reference.finished_runs import made_study, measured_line, prediction_line, strong_study, write_run
 

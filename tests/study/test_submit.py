@@ -1,7 +1,5 @@
 """Studies as Slurm jobs: groups of cells, job arrays, and their submission."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import subprocess

@@ -4,14 +4,14 @@ All calls are enqueued in a stream of the stand-in for CuPy. Code that reads dev
 NumPy array, or old values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from mpi4py import MPI
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn import ProcessGrid
@@ -21,10 +21,8 @@ from hybridnn.gpu.engine import GpuDevice, StepCapture
 from hybridnn.gpu.setup import TransportFactory
 from hybridnn.nn.kernels import NUMPY
 from hybridnn.training.device import TrainingDevice
+from reference.cases import Case, assert_arrays_close, check_against_reference, run
 from reference.stand_in_device import STALE, DeviceArray, StandInCupy
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 CHUNK_BYTES = 200
 """Small, so that most arrays travel in several pieces."""
@@ -33,12 +31,8 @@ CHUNK_BYTES = 200
 class StandInKernels:
     """Kernels of the stand-in device; the interface is `hybridnn.nn.kernels.Kernels`.
 
-    Attributes
-    ----------
-    fetched : list of int
-        Elements that each call of `to_host`, which waits for the device, copied.
-    brought : list of int
-        Elements that each call of `put`, `filling` and `to_device` copied.
+    `fetched` has the number of elements that each call of `to_host`, which waits for the device, copied, and `brought`
+    that of each call of `put`, `filling` and `to_device`.
     """
 
     on_host = False
@@ -186,3 +180,24 @@ def cupy_with_a_gpu(comm: MPI.Intracomm | None = None, place: str = "") -> Any:
         **vars(cupy.cuda.runtime),
     )
     return cupy
+
+
+__all__ = ["CASES", "CLIPPED", "EXACTLY", "SPLIT", "check"]
+
+EXACTLY = 1e-12
+CLIPPED = Case(clip_norm=0.05)
+CASES = {
+    "momentum": Case(),
+    "clipped": CLIPPED,
+    "adam": Case(classification=False, optimizer="adam", activation="selu"),
+    "residual": Case((6, 6, 6, 4), residual=True, optimizer="nesterov", activation="relu"),
+    "plain": Case(optimizer="plain", activation="sigmoid", schedule="cosine"),
+}
+SPLIT = replace(CASES["residual"], model_split="alternating")
+
+
+def check(case: Case, grid: ProcessGrid, device: TrainingDevice) -> None:
+    """The reference says what is right; the CPU does the same to the last digits."""
+    trainer = check_against_reference(case, grid, device=device)
+    on_cpu = run(replace(case, shared_replicas=False), grid, device="cpu")
+    assert_arrays_close(trainer.weights(), on_cpu.weights(), str(case), EXACTLY)

@@ -1,7 +1,5 @@
 """Three epochs of training against PyTorch, with a short last minibatch: float64, to 1e-10."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any

@@ -1,12 +1,11 @@
 """Errors of one rank are raised on all ranks, so that no rank waits for one that has stopped."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import MLP, ProcessGrid, Trainer
 from hybridnn.checkpoints import file_io
@@ -14,9 +13,6 @@ from hybridnn.checkpoints.writing import checkpoint_writer
 from hybridnn.comm.agreement import agree, name_hosts
 from hybridnn.errors import DataError, HybridnnError, NonFiniteLossError
 from reference.ranks import on_nodes, this_rank
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 X = np.random.default_rng(0).normal(size=(12, 4))
 Y = np.arange(12) % 3

@@ -1,19 +1,14 @@
 """Callbacks are called on every rank, and early stopping ends with the weights of the best epoch."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import MLP, SGD, Callback, EarlyStopping, ProcessGrid, Trainer
 from hybridnn.errors import HybridnnError, SettingError
-from hybridnn.nn.learning_rates import Step
 from reference.cases import assert_arrays_close, assert_arrays_same
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 SAMPLES = 48
 
@@ -166,25 +161,3 @@ def test_early_stopping_without_its_value_is_refused() -> None:
     with pytest.raises(SettingError, match="give fit validation samples"):
         trainer.fit(*noisy(0), epochs=2, callbacks=[EarlyStopping()])
     assert trainer.step == 0
-
-
-def test_what_is_no_model_optimizer_or_callback_is_named() -> None:
-    wrong: list[tuple[str, Any]] = [
-        (
-            r"optimizer = 'adan': must be 'sgd', 'sgd-spike', 'sgd-pipemare', 'adam',",
-            lambda: Trainer(MLP([5, 2]), "adan"),
-        ),
-        (r"callbacks = .*: must be a list", lambda: make(ProcessGrid()).fit(*noisy(0), epochs=1, callbacks=Calls())),  # type: ignore[arg-type]
-        (r"callbacks = \[3\]: must be a list", lambda: make(ProcessGrid()).fit(*noisy(0), epochs=1, callbacks=[3])),  # type: ignore[list-item]
-        (r"schedule = 'cosine': must be a learning-rate", lambda: Trainer(MLP([5, 2]), schedule="cosine")),
-        (r"schedule = <class .*Step'>: must be a learning-rate", lambda: Trainer(MLP([5, 2]), schedule=Step)),
-        (r"grid = 4: must be a ProcessGrid", lambda: Trainer(MLP([5, 2]), grid=4)),  # type: ignore[arg-type]
-        (r"device\.name = 3: must be 'auto'", lambda: Trainer(MLP([5, 2]), device=3)),  # type: ignore[arg-type]
-        (
-            r"validation has 1 part: it must be samples",
-            lambda: make(ProcessGrid()).fit(*noisy(0), epochs=1, validation=(1,)),
-        ),  # type: ignore[arg-type]
-    ]
-    for message, action in wrong:
-        with pytest.raises(SettingError, match=message):
-            action()

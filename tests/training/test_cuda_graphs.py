@@ -1,14 +1,13 @@
 """CUDA graphs of training steps, on a stand-in device: replayed steps against the references."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import ProcessGrid, Trainer
 from hybridnn.comm.recorder import Call
@@ -21,20 +20,9 @@ from hybridnn.training.config import DeviceOptions
 from hybridnn.training.device import TrainingDevice, resolve_device
 from hybridnn.training.records import StepRecord
 from reference.callbacks import Calling
-from reference.cases import (
-    Case,
-    assert_arrays_close,
-    check_against_reference,
-    data,
-    make_trainer,
-    run,
-)
+from reference.cases import Case, assert_arrays_close, check_against_reference, data, make_trainer, run
 from reference.stand_in_device import StandInCupy
-from training.device_cases import CASES, CLIPPED, EXACTLY, check
-from training.stand_in_training import cupy_with_a_gpu, kernels_of, stand_in
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
+from training.stand_in_training import CASES, CLIPPED, EXACTLY, check, cupy_with_a_gpu, kernels_of, stand_in
 
 GRAPHS = {
     **CASES,

@@ -1,23 +1,22 @@
-"""Default partitions and numbers of microbatches: exact methods train as one rank does, whatever is chosen."""
+"""Defaults that depend on the layout: microbatches, partition, overlap."""
 
-from __future__ import annotations
-
+from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.comm.mpi import import_mpi
+from hybridnn.config.settings import load_settings
 from hybridnn.pipeline.partition import uniform_partition
 from hybridnn.pipeline.schedules.methods import METHODS
+from hybridnn.runs.workload import layout_from_settings
 from hybridnn.training.config import TrainConfig
 from hybridnn.training.layout_choice import resolve_layout
 from reference.cases import assert_arrays_close
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 NETWORKS = ([40, 9, 8, 7, 6, 5, 3], [5, 6, 6, 6, 6, 60, 60, 3])
 """Networks whose work is not in the middle."""
@@ -27,7 +26,7 @@ def trained(grid: ProcessGrid, sizes: list[int], **options: Any) -> Trainer:
     random = np.random.default_rng(len(sizes))
     x, y = random.standard_normal((53, sizes[0])), random.integers(0, 3, 53)
     trainer = Trainer(MLP(sizes, "tanh"), SGD(lr=0.1), grid=grid, batch_size=24, dtype="float64", **options)
-    trainer.fit(x, y, epochs=2)
+    trainer.fit(x, y, epochs=1)
     return trainer
 
 
@@ -89,3 +88,34 @@ def test_default_microbatches_fit_the_samples_and_the_method() -> None:
     assert chosen(7, "gpipe", ((3, 1), (1, 1))) == 2  # three samples of each
     assert chosen(1, "1f1b", ((1, 1),) * 3) == 3  # of which two are empty
     assert chosen(100, "interleaved", ((1, 1),) * 3) % 3 == 0
+
+
+# -- overlap -----------------------------------------------------------------------------------------------------------
+
+
+def test_messages_overlap_where_others_than_the_computing_cores_move_them() -> None:
+    for node_ranks, on_host, expected in ((1, True, True), (2, False, True), (2, True, False)):
+        for wanted in ("auto", True, False):
+            config = TrainConfig(MLP([2, 1]), overlap=wanted)
+            found = resolve_layout(config, ((2, 1),), node_ranks, on_host=on_host).overlap
+            assert found is (expected if wanted == "auto" else wanted)
+
+
+@pytest.mark.in_process(ranks=[2])
+def test_a_trainer_on_one_node_sums_gradients_once(comm: MPI.Intracomm) -> None:
+    """Layers of more than a bucket each: in one message after the backward pass, or in one for each layer."""
+    x, y = np.zeros((8, 400), np.float32), np.zeros((8, 1), np.float32)
+    for wanted in ("auto", False, True):
+        grid = ProcessGrid(comm, batch=comm.size)
+        trainer = Trainer(MLP([400, 400, 400, 1]), grid=grid, batch_size=8, overlap=wanted, shared_replicas=False)
+        assert trainer.layout.overlap is (wanted is True)
+        trainer.fit(x, y, epochs=1)
+        calls = Counter(event.name for event in grid.recorder.events if event.axis == "batch")
+        assert calls["allreduce"] > 1 if trainer.layout.overlap else calls["allreduce"] == 1, calls
+        assert ("allreduce.wait" in calls) is trainer.layout.overlap, calls
+
+
+@pytest.mark.parametrize(("given", "expected"), [("auto", False), ("true", True), ("false", False)])
+def test_the_layout_of_settings_overlaps_as_a_run_would(given: str, expected: bool) -> None:
+    settings = load_settings(None, ["data.name=digits", f"parallel.overlap={given}"])
+    assert layout_from_settings(settings, 2, MLP([64, 16, 10])).overlap is expected

@@ -1,7 +1,5 @@
 """What notebooks show of networks, schedules and trainings."""
 
-from __future__ import annotations
-
 import io
 import json
 import re
@@ -9,19 +7,17 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import asdict
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import MLP, ProcessGrid, ProgressBar, Trainer
 from hybridnn.comm.mpi import Launch
 from hybridnn.errors import DataError, SettingError, UnequalSettingError
 from hybridnn.training.records import EpochRecord, History
 from reference.callbacks import Calling
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -204,7 +200,7 @@ def fit(**settings):
 @pytest.mark.timeout(600)
 def test_progress_in_a_notebook_without_widgets_is_one_output(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("nbclient")
-    from reference.notebooks import executed, printed, quiet_kernel, with_cells
+    from reference.pages import executed, printed, quiet_kernel, with_cells
 
     quiet_kernel(monkeypatch, tmp_path)
     command = "!'{sys.executable}' -m hybridnn train --epochs 3 --hidden 4 --out '{FOLDER}'"

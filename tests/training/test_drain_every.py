@@ -1,13 +1,11 @@
 """Pipelines that stay full over several epochs (`drain_every`): evaluations, callbacks, stops, and real messages."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import combinations
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.errors import NonFiniteLossError
@@ -16,19 +14,9 @@ from hybridnn.training.records import EpochRecord, StepPosition, StepRecord
 from hybridnn.training.trained_network import Callback, TrainedNetwork
 from reference.callbacks import Calling
 from reference.cases import TOLERANCE, assert_arrays_close, assert_arrays_same, assert_close, data
-from reference.pipeline_cases import (
-    DEEP,
-    DELAYED_CASES,
-    MOMENTUM,
-    check_pipelined,
-    expected_outcome,
-    pipelined_trainer,
-)
+from reference.pipeline_cases import DEEP, DELAYED_CASES, MOMENTUM, check_pipelined, expected_outcome, pipelined_trainer
 from reference.ranks import allgather_objects
 from reference.training_list import THREE
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 ONE_DRAIN = {name: replace(it, drain_every=3) for name, it in DELAYED_CASES.items()}
 FIVE = replace(MOMENTUM, epochs=5)

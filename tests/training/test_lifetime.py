@@ -1,7 +1,5 @@
 """Trainers, grids, estimators and checkpoint writers one after the other: what is dropped leaves nothing behind."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections import Counter

@@ -1,15 +1,14 @@
 """Memory of a training, as counted by Python's tracer; steps allocate no large arrays."""
 
-from __future__ import annotations
-
 import gc
 import tracemalloc
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.comm import hosts
@@ -21,9 +20,6 @@ from reference.callbacks import Calling
 from reference.cases import assert_arrays_close
 from reference.network import Array
 from reference.ranks import shared_mappings
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 @pytest.fixture(scope="module")
@@ -176,10 +172,6 @@ def test_workspaces_are_as_large_as_the_data_need(comm: MPI.Intracomm, how: dict
     np.testing.assert_allclose(outputs, expected, rtol=1e-12)
 
 
-def _evaluate(trainer: Trainer, samples: tuple[Array, Array], record: StepRecord) -> None:
-    trainer.evaluate(*samples)
-
-
 @pytest.mark.in_process(ranks=[1, 2])
 @pytest.mark.parametrize("bound", ["available_memory", "free_address_space"])
 def test_a_training_beyond_the_free_memory_is_refused_before_its_first_step(
@@ -228,3 +220,41 @@ def test_memory_that_ranks_share_is_told_truly(comm: MPI.Intracomm) -> None:
     tracemalloc.stop()
     assert trainer.memory_bytes == pytest.approx(held, abs=800_000), "the gradients are 7 MB"
     trainer.free()
+
+
+SIZES = (400,) * 9
+BATCH = 24
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    shape = (BATCH * 4, SIZES[0])
+    return random.standard_normal(shape, np.float32), random.standard_normal(shape, np.float32)
+
+
+def trainer_of(comm: MPI.Intracomm, **pipelining: object) -> Trainer:
+    grid = ProcessGrid(comm, pipeline=comm.size, batch=1)
+    return Trainer(MLP(SIZES), SGD(1e-3), grid=grid, batch_size=BATCH, **pipelining)
+
+
+@pytest.mark.mpi(ranks=[2])
+def test_the_reported_bytes_are_those_that_were_allocated(comm: MPI.Intracomm) -> None:
+    x, y = data()
+    trainer_of(comm).fit(x, y, epochs=1)  # imports modules and fills caches, which is not counted
+    for pipelining in (
+        {"method": "pipedream"},
+        {"method": "spectrain"},
+        {"method": "gpipe", "microbatches": 4},
+        {"method": "1f1b", "microbatches": 4, "weight_grad": "per-microbatch"},
+        {"method": "zb-h1", "microbatches": 4},
+        {"method": "interleaved", "microbatches": 4},
+        {"method": "fr"},
+    ):
+        tracemalloc.start()
+        before, _ = tracemalloc.get_traced_memory()
+        trainer = trainer_of(comm, **pipelining)
+        trainer.fit(x, y, epochs=1)
+        after, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert trainer.memory_bytes == pytest.approx(after - before, rel=0.05), pipelining
+        del trainer

@@ -1,10 +1,7 @@
 """Times of a span of training, from constructed recordings with known waits."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
+from mpi4py import MPI
 
 from hybridnn import ProcessGrid
 from hybridnn.comm import recorder
@@ -13,9 +10,6 @@ from hybridnn.in_process import run_ranks
 from hybridnn.training import epoch as training_epoch
 from hybridnn.training.epoch import EPOCH, RECORD, StepClock
 from hybridnn.training.records import MeasuredStep, Speed
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 class Clock:

@@ -1,7 +1,5 @@
 """The serial replays of the pipeline methods against properties that are known without a replay."""
 
-from __future__ import annotations
-
 from itertools import combinations
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The README's commands on real data reach the stated quality."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

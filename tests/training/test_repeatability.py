@@ -1,7 +1,5 @@
 """Trainings that repeat to the last bit: twice, in parts, and whatever the order of the ranks."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

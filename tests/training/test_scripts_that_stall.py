@@ -1,7 +1,5 @@
 """User scripts whose ranks diverge: every job ends, and names the rank and the line of the script."""
 
-from __future__ import annotations
-
 import re
 import sys
 import threading

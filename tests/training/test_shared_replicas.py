@@ -1,7 +1,5 @@
 """Ranks that share a replica train what one process trains, on one node and on several."""
 
-from __future__ import annotations
-
 import gc
 from collections import Counter
 from collections.abc import Callable
@@ -9,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 from time import sleep
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.checkpoints.reading import Checkpoint, newest_valid
@@ -22,25 +21,10 @@ from hybridnn.parallel.model_chunk import ModelChunk, PrivateReplica
 from hybridnn.parallel.shared_replica import SharedReplica
 from hybridnn.training import sharing_choice
 from reference.callbacks import Calling
-from reference.cases import (
-    Case,
-    assert_arrays_close,
-    assert_arrays_same,
-    data,
-    local_data,
-    make_trainer,
-    reference,
-)
-from reference.pipeline_cases import (
-    ADAM,
-    DELAYED_CASES,
-    check_pipelined,
-)
+from reference.cases import Case, assert_arrays_close, assert_arrays_same, data, local_data, make_trainer, reference
+from reference.pipeline_cases import ADAM, DELAYED_CASES, check_pipelined
 from reference.ranks import on_nodes, replace_on_this_rank, shared_mappings, this_rank
 from reference.training_list import SHARED, WIDE
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 def replica_of(trainer: Trainer) -> object:

@@ -1,13 +1,12 @@
 """Diagnosis of staleness: distances and angles of every stage and step, against a serial replay with all versions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import ProcessGrid, StalenessDiagnosis
 from hybridnn.errors import SettingError
@@ -17,9 +16,6 @@ from reference.cases import assert_arrays_same, data, plan_of
 from reference.network import Array, Weights
 from reference.pipeline_cases import ADAM, DELAYED_CASES, MOMENTUM, ODD, PipelineCase, pipelined_trainer
 from reference.pipelines import PARTS, Pipeline, Versions
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 NAMES = ("gradient_distance", "gradient_angle", "weight_distance", "used_error", "stale_error")
 EXACT = {

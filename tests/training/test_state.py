@@ -1,17 +1,16 @@
 """The state of a trainer is true after every step: interrupted, restored, freed, or used by two threads."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import MLP, SGD, Adam, Callback, Cosine, ProcessGrid, Trainer
 from hybridnn.checkpoints.reading import newest_valid
@@ -24,9 +23,6 @@ from reference.callbacks import Calling
 from reference.cases import Case, assert_arrays_close, assert_arrays_same, data, make_trainer
 from reference.network import Array
 from reference.training_cases import Grid
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 SIZES = (5, 8, 7, 6, 8, 4)
 

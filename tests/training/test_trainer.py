@@ -1,32 +1,33 @@
-"""The trainer as scripts use it: fit, evaluate, predict, weights, and invalid arguments."""
-
-from __future__ import annotations
+"""The trainer as scripts use it: fit, evaluate, predict, weights, its signature, and invalid arguments."""
 
 import copy
 import pickle
 import re
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from inspect import signature
+from pathlib import Path
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 from scipy import sparse
 
-from hybridnn import MLP, SGD, Adam, Trainer
+from hybridnn import MLP, SGD, Adam, TrainConfig, Trainer
 from hybridnn.data import as_rows, load_dataset
 from hybridnn.errors import DataError, NonFiniteLossError, SettingError
 from hybridnn.in_process import run_ranks
 from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.training.config import TrainOptions
 from hybridnn.training.records import EpochRecord, StepRecord
 from hybridnn.training.trainer import _largest_product
 from reference.callbacks import Calling
 from reference.cases import assert_arrays_same
 from reference.network import Array
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 
 def regression(samples: int = 60) -> tuple[Array, Array]:
@@ -151,25 +152,6 @@ def test_the_first_fit_warns_of_large_inputs() -> None:
 
 def test_the_name_of_an_optimizer_stands_for_its_defaults() -> None:
     assert Trainer(MLP([2, 2]), "Adam").optimizer == Adam()
-
-
-def test_wrong_arguments_are_one_line_with_advice() -> None:
-    takes = "takes no argument"
-    wrong: dict[str, Callable[[], Any]] = {
-        "Trainer.fit needs the argument epochs": lambda: trainer().fit(X, Y),
-        f"Trainer.fit {takes} 'batch_size': give it to Trainer": lambda: trainer().fit(X, Y, epochs=1, batch_size=8),
-        f"Trainer.fit {takes} 'validation_data': did you mean validation?": lambda: trainer().fit(
-            X, Y, epochs=1, validation_data=(X, Y)
-        ),
-        f"Trainer.fit {takes} 'epoch': did you mean epochs?": lambda: trainer().fit(X, Y, epoch=1),
-        "validation = 0.2: must be samples and targets": lambda: trainer().fit(X, Y, epochs=1, validation=0.2),
-        "validation has 3 parts: it must be samples": lambda: trainer().fit(X, Y, epochs=1, validation=[X, Y, Y]),
-        f"SGD {takes} 'rho': it takes lr, momentum, dampening, nesterov, weight_decay": lambda: SGD(rho=1),
-    }
-    for message, action in wrong.items():
-        with pytest.raises(SettingError) as raised:
-            action()
-        assert str(raised.value).startswith(message)
 
 
 def test_methods_of_other_libraries_are_named() -> None:
@@ -411,3 +393,38 @@ def test_threads_depend_on_the_largest_product_of_a_rank(batch: int, model: int,
         assert _largest_product(MLP([5, 7, 3]), 11, ProcessGrid(comm, batch=batch, model=model)) == expected
 
     run_ranks(batch * model, program)
+
+
+# -- signature ---------------------------------------------------------------------------------------------------------
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_signature_has_every_option_with_its_default() -> None:
+    shown, config = signature(Trainer).parameters, TrainConfig(MLP([2, 3]))
+    values = {name: shown[name].default for name in config.items().keys() - {"model", "optimizer"}}
+    assert values == {name: getattr(config, name) for name in values}
+    assert shown.keys() - values.keys() == {"model", "optimizer", "grid", "device", "initial_weights"}
+
+
+def test_types_of_options_are_those_of_the_configuration() -> None:
+    hints = get_type_hints(TrainConfig)
+    del hints["model"], hints["optimizer"]
+    assert get_type_hints(TrainOptions) == hints
+
+
+@pytest.mark.slow
+def test_a_type_checker_knows_the_options(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    script = tmp_path / "call.py"
+    head = "from hybridnn.nn.mlp import MLP\nfrom hybridnn.training.trainer import Trainer\n"
+    for call, error in {
+        "batch_size=50, partition=[2, 1], microbatches=None": "",
+        "batchsize=50": 'Unexpected keyword argument "batchsize"',
+        "batch_size='a'": "has incompatible type",
+    }.items():
+        script.write_text(f"{head}Trainer(MLP([2, 3]), 'adam', {call})\n")
+        command = [sys.executable, "-m", "mypy", "--follow-imports=silent", str(script)]
+        found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+        assert (error in found.stdout) if error else found.returncode == 0, found.stdout + found.stderr

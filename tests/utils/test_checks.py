@@ -1,7 +1,5 @@
 """Values that Python code gives: each is used, or refused in one line with its name and what is allowed."""
 
-from __future__ import annotations
-
 import math
 import re
 from inspect import signature
@@ -20,6 +18,7 @@ from hybridnn.training.config import OPTIONS
 NETWORK = hybridnn.MLP([3, 4, 1])
 PUBLIC = {name: getattr(hybridnn, name) for name in hybridnn.__all__ if name not in ("Callback", "HybridnnError")}
 NAMES = PUBLIC | {"SyntheticSpec": SyntheticSpec, "run_ranks": run_ranks, "NETWORK": NETWORK, "np": np} | vars(math)
+NAMES |= {"X": [[1.0, 1.0, 1.0]], "Y": [1.0]}
 """Names in the expressions below."""
 NEEDED: dict[str, dict[str, Any]] = {
     "MLP": {"sizes": [3, 4, 1]},
@@ -140,7 +139,19 @@ WRONG = {
     "Trainer(NETWORK, seed=2**63)": "must be at most 9,223,372,036,854,775,807",
     "Trainer(NETWORK, dtype='float16')": "training.dtype = 'float16': must be 'float32' or 'float64'",
     "Trainer(NETWORK, distribution='broadcast')": "data.distribution = 'broadcast': must be 'local'",
-    "Trainer(NETWORK).fit([[1, 1, 1]], [1.0], epochs=0)": f"training.epochs = 0: {ONE}",
+    "Trainer(NETWORK, 'adan')": "optimizer = 'adan': must be 'sgd', 'sgd-spike', 'sgd-pipemare', 'adam',",
+    "Trainer(NETWORK, schedule='cosine')": "schedule = 'cosine': must be a learning-rate",
+    "Trainer(NETWORK, grid=4)": "grid = 4: must be a ProcessGrid",
+    "Trainer(NETWORK, device=3)": "device.name = 3: must be 'auto'",
+    "Trainer(NETWORK).fit(X, Y, epochs=0)": f"training.epochs = 0: {ONE}",
+    "Trainer(NETWORK).fit(X, Y)": "Trainer.fit needs the argument epochs",
+    "Trainer(NETWORK).fit(X, Y, epoch=1)": "Trainer.fit takes no argument 'epoch': did you mean epochs?",
+    "Trainer(NETWORK).fit(X, Y, epochs=1, batch_size=8)": "takes no argument 'batch_size': give it to Trainer",
+    "Trainer(NETWORK).fit(X, Y, epochs=1, validation_data=X)": "'validation_data': did you mean validation?",
+    "Trainer(NETWORK).fit(X, Y, epochs=1, validation=0.2)": "validation = 0.2: must be samples and targets",
+    "Trainer(NETWORK).fit(X, Y, epochs=1, validation=[X, Y, Y])": "validation has 3 parts: it must be samples",
+    "Trainer(NETWORK).fit(X, Y, epochs=1, callbacks=3)": "callbacks = 3: must be a list",
+    "Trainer(NETWORK).fit(X, Y, epochs=1, callbacks=[3])": "callbacks = [3]: must be a list",
     "Trainer(NETWORK, class_weight={0: 1})": "training.class_weight = {0: 1}: must be 'balanced'",
     "Trainer(NETWORK, overlap='no')": f"parallel.overlap = 'no': {AUTO}",
     "Trainer(NETWORK, method='gpip')": "parallel.method = 'gpip': did you mean gpipe? It must be 'sequential', 'gpipe'",

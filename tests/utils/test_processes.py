@@ -1,7 +1,5 @@
 """TCP connections of a process, as the system lists them."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -1,12 +1,11 @@
 """A whole short calibration with one, two and three ranks and with several nodes; its quality."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from mpi4py import MPI
 
 from hybridnn.comm import hosts
 from hybridnn.cost.calibration import calibrate as module
@@ -17,9 +16,6 @@ from hybridnn.cost.calibration.computation import ComputeError
 from hybridnn.cost.calibration.fit import FittedOperation, fit_operations
 from hybridnn.cost.machine_file import read_machine
 from hybridnn.parallel.grid import ProcessGrid
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 COMPUTE = read_machine("cluster-1024").compute
 

@@ -1,7 +1,5 @@
 """Fits recover the coefficients, segments and algorithms of synthetic samples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise

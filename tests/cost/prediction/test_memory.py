@@ -1,22 +1,21 @@
-"""Predicted memory equals the memory that the trainer reports after training."""
-
-from __future__ import annotations
+"""Predicted memory and bytes sent, against the trainer."""
 
 import tracemalloc
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.cost.prediction import Workload
 from hybridnn.cost.prediction.memory import data_bytes, dry_array, largest_memory, layer_collectives, stage_memory
+from hybridnn.cost.prediction.predict import predict
 from hybridnn.parallel.dense import split_layers
 from hybridnn.pipeline.layout import Layout
+from hybridnn.pipeline.schedules.methods import METHODS
+from reference.machines import make_machine
 from reference.ranks import on_nodes
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 MODEL = MLP([5, 14, 14, 14, 9, 14, 14, 14, 6], residual=True)
 WIDE = MLP([40, 700, 700, 30], "tanh")
@@ -75,7 +74,7 @@ def test_batch_and_model_ranks(comm: MPI.Intracomm, batch: int) -> None:
             check(grid, Workload(WIDE, 240, 101, classification=False), split=split, shared=shared)
 
 
-METHODS: list[dict[str, Any]] = [
+PIPELININGS: list[dict[str, Any]] = [
     {"method": "sequential"},
     {"method": "gpipe", "microbatches": 3},
     {"method": "gpipe", "microbatches": 3, "weight_grad": "per-microbatch"},
@@ -93,7 +92,7 @@ METHODS: list[dict[str, Any]] = [
 
 
 @pytest.mark.in_process(ranks=[4])
-@pytest.mark.parametrize("pipelining", METHODS, ids=lambda item: "-".join(map(str, item.values())))
+@pytest.mark.parametrize("pipelining", PIPELININGS, ids=lambda item: "-".join(map(str, item.values())))
 def test_pipelines_of_every_method(comm: MPI.Intracomm, pipelining: dict[str, Any]) -> None:
     check(ProcessGrid(comm, pipeline=comm.size), Workload(MODEL, 60, 13), **pipelining)
 
@@ -185,3 +184,68 @@ def test_collectives_of_layers(residual: bool) -> None:
     assert layer_collectives(whole, 2, 8) == ((("allgather", 48),), (("allreduce", 48),))
     (alone,) = split_layers(layers[1:], "columns", 1, 0)
     assert layer_collectives(alone, 1, 4) == ((), ())
+
+
+# -- bytes sent --------------------------------------------------------------------------------------------------------
+
+
+SIZES = [6, 12, 12, 12, 12, 12, 12, 12, 4]
+NARROW = [6, 12, 2, 3, 12, 3, 2, 1]
+BATCH_SIZE, STEPS = 24, 4
+
+
+def check_bytes(
+    comm: MPI.Intracomm, axes: dict[str, Any], *, residual: bool = False, sizes: list[int] = SIZES, **settings: Any
+) -> int:
+    """Train, and compare the bytes that all ranks have sent; returns them."""
+    model = MLP(sizes, "relu", residual=residual)
+    grid = ProcessGrid(comm, **axes)
+    trainer = Trainer(model, SGD(lr=1e-3), grid=grid, batch_size=BATCH_SIZE, log_every=10**6, **settings)
+    generator = np.random.default_rng(0)
+    x, y = (generator.standard_normal((STEPS * BATCH_SIZE, width)) for width in (sizes[0], sizes[-1]))
+    sent = trainer.fit(x, y, epochs=1).epochs[-1].bytes_sent
+    way = settings.get("distribution", "local")
+    work = Workload(model, STEPS * BATCH_SIZE, BATCH_SIZE, classification=False, distribution=way)
+    expected = predict(work, trainer.layout, make_machine()).bytes_per_step * STEPS
+    if not trainer.layout.exact:  # the epoch ends with one broadcast of all its losses
+        expected += 8 * STEPS * (comm.size - 1)
+    # Each collective rounds down.
+    assert sent == pytest.approx(expected, rel=0.01), (axes, settings)
+    return sent
+
+
+@pytest.mark.in_process(ranks=[2])
+def test_two_ranks_send_what_is_predicted(comm: MPI.Intracomm) -> None:
+    check_bytes(comm, {"batch": 2})
+    check_bytes(comm, {"batch": 2}, shared_replicas=False)
+    check_bytes(comm, {"batch": 2}, shared_replicas=False, overlap=False)
+    for split in ("columns", "alternating"):
+        for residual in (False, True):
+            check_bytes(comm, {"batch": 1, "model": 2}, residual=residual, model_split=split)
+    for method in METHODS:
+        check_bytes(comm, {"pipeline": 2, "batch": 1}, method=method)
+
+
+@pytest.mark.in_process(ranks=[4])
+def test_four_ranks_send_what_is_predicted(comm: MPI.Intracomm) -> None:
+    check_bytes(comm, {"batch": 2, "model": 2})
+    for is_shared in (True, False):
+        check_bytes(comm, {"batch": 2, "model": 2}, model_split="alternating", overlap=False, shared_replicas=is_shared)
+    for way in ("scatter", "scatter-broadcast"):
+        check_bytes(comm, {"batch": 2, "model": 2}, distribution=way)
+    for method, axes in (("gpipe", (2, 1)), ("interleaved", (1, 2)), ("fr", (1, 2)), ("spectrain", (2, 1))):
+        check_bytes(comm, {"pipeline": 2, "batch": axes[0], "model": axes[1]}, method=method)
+    check_bytes(comm, {"stages": [(3, 1), (1, 1)]})
+    check_bytes(comm, {"stages": [(3, 1), (1, 1)]}, shared_replicas=False)
+    # What goes between nodes: slices of the gradient.
+    for nodes in ((0, 0, 1, 1), (0, 0, 0, 1)):
+        check_bytes(on_nodes(comm, nodes), {})
+    check_bytes(comm, {"stages": [(1, 1), (1, 3)]})
+
+
+@pytest.mark.in_process(ranks=[4])
+def test_layers_with_fewer_outputs_than_model_ranks_send_what_is_predicted(comm: MPI.Intracomm) -> None:
+    for split in ("columns", "alternating"):
+        check_bytes(comm, {"model": 4}, sizes=NARROW, model_split=split)
+        check_bytes(comm, {"batch": 2, "model": 2}, sizes=NARROW, model_split=split)
+        check_bytes(comm, {"stages": [(1, 3), (1, 1)]}, sizes=NARROW, model_split=split)

@@ -1,7 +1,5 @@
 """Predictions on synthetic machines, computed by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from math import ceil, log2

@@ -1,7 +1,5 @@
 """Costs computed once for equal ranks, stages, layers and microbatches, against costs computed for each of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
@@ -21,7 +19,7 @@ from hybridnn.cost.prediction.predict import Prediction, predict, simulate_layou
 from hybridnn.cost.prediction.stage_costs import ChunkCosts
 from hybridnn.cost.prediction.times import pipeline_of
 from hybridnn.pipeline.layout import Layout
-from reference.placement import place_ranks
+from reference.machines import place_ranks
 
 CLUSTER = read_machine("cluster-1024")
 UNEVEN = Workload(MLP([32, 32, 32, 24, 24, 24, 24, 40, 32, 10]), 2000, 61)

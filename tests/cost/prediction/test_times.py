@@ -1,7 +1,5 @@
 """The clock of schedules against an independent implementation, closed forms and worked examples."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -17,18 +15,10 @@ from hybridnn.cost.prediction.predict import run
 from hybridnn.cost.prediction.times import PARTS, MessageTimes, parts_of_efficiency
 from hybridnn.pipeline.checks.simulated_schedule import split_idle
 from hybridnn.pipeline.schedules.compiled_schedule import BARRIER, Message, compile_schedule
-from hybridnn.pipeline.schedules.instructions import (
-    COMPUTATIONS,
-    Backward,
-    Barrier,
-    Forward,
-    Instruction,
-    Recompute,
-)
+from hybridnn.pipeline.schedules.instructions import COMPUTATIONS, Backward, Barrier, Forward, Instruction, Recompute
 from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
 from hybridnn.pipeline.schedules.schedule import ScheduleError
-from reference.schedule_times import times_of_computations
-from reference.schedules import small
+from reference.schedules import small, times_of_computations
 
 
 @dataclass(frozen=True)

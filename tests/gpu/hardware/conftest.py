@@ -1,7 +1,5 @@
 """Tests on a real GPU: ``make test-gpu``, or ``pytest -m gpu``."""
 
-from __future__ import annotations
-
 import os
 from importlib.util import find_spec
 from pathlib import Path

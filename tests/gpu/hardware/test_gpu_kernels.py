@@ -1,7 +1,5 @@
 """Every kernel on a GPU against NumPy, and CUDA graphs, streams and memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

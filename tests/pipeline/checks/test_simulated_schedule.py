@@ -1,6 +1,4 @@
-"""Simulated times against closed forms, and against an independent implementation."""
-
-from __future__ import annotations
+"""Time, bubble and staleness of schedules against closed forms."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,12 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hybridnn.errors import SettingError
-from hybridnn.pipeline.checks.lint import ScheduleError
-from hybridnn.pipeline.checks.simulated_schedule import Durations, simulate
+from hybridnn.pipeline.checks.lint import ScheduleError, audit
+from hybridnn.pipeline.checks.simulated_schedule import Durations, schedule_bubble, simulate
+from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.instructions import ALL_MICROBATCHES, Instruction
-from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
+from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
 from hybridnn.pipeline.schedules.schedule import Schedule
-from reference.schedule_times import times_of_computations
+from reference.schedules import small, times_of_computations
 
 TIMES = [Durations(1, 1, 0.5), Durations(), Durations(3, 5, 2), Durations(0.5, 0.75, 0.25)]
 STAGES = (1, 2, 3, 6)
@@ -176,3 +175,68 @@ def test_a_deadlock_is_refused() -> None:
 def test_nothing_takes_time() -> None:
     timeline = simulate(make_schedule("gpipe", stages=2, minibatches=1), Durations(0, 0, 0))
     assert (timeline.makespan, timeline.bubble_fraction) == (0, 0)
+
+
+# -- bubble ------------------------------------------------------------------------------------------------------------
+
+
+def _layout(stages: int, method: str, microbatches: int = 1, chunks: int = 1, *, merges: bool = False) -> Layout:
+    layers = (1,) * (stages * chunks)
+    return Layout(((1, 1),) * stages, layers, method=method, microbatches=microbatches, chunks=chunks, merges=merges)
+
+
+@pytest.mark.parametrize("method", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("stages", "microbatches"), [(2, 8), (4, 4), (3, 12)])
+def test_bubble_of_a_flushed_pipeline(method: str, stages: int, microbatches: int) -> None:
+    """(K - 1) / (M + K - 1), for every number of minibatches; less if later stages merge weight gradients in it."""
+    filling = stages - 1
+    for merges, expected in (
+        (False, filling / (microbatches + filling)),
+        (True, 2 * filling / (3 * microbatches + 2 * filling)),
+    ):
+        layout = _layout(stages, method, microbatches, merges=merges)
+        for minibatches in (1, 100):
+            assert schedule_bubble(layout, minibatches) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("method", "share"), [("sequential", 3 / 4), ("pipedream", 3 / 103)])
+def test_bubble_of_many_minibatches(method: str, share: float) -> None:
+    """One minibatch at a time leaves K - 1 of K stages idle; without a flush the pipeline fills and drains once."""
+    assert schedule_bubble(_layout(4, method), 100) == pytest.approx(share)
+
+
+def test_one_stage_has_no_bubble() -> None:
+    assert schedule_bubble(Layout.uniform([(4, 2)], 3), 5) == 0
+
+
+# -- staleness ---------------------------------------------------------------------------------------------------------
+
+
+CONSISTENT = ("ddg", "pipedream", "pipedream-vsync", "pipedream-2bw", "spectrain", "lwp", "pipemare")
+"""Methods whose backward pass reads the version of its forward pass, or that aim at one version by predictions."""
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if not method.exact])
+def test_asynchronous_methods(method: str) -> None:
+    """Minibatch t is min(t, K-1-k) updates old at stage k of K, min(t, 1) with two versions, min(t, K-1) with one."""
+    for stages, minibatches in product((1, 2, 3, 5), (1, 2, 3, 9)):
+        microbatches = stages if METHODS[method].fills_pipeline else 1
+        rows = audit(make_schedule(method, stages=stages, minibatches=minibatches, microbatches=microbatches))
+        assert [(row.stage, row.minibatch) for row in rows] == list(product(range(stages), range(minibatches)))
+        for row in rows:
+            assert row.applied_at == row.minibatch
+            most = {"pipedream-2bw": 1, "pipedream-vsync": stages - 1}.get(method, stages - 1 - row.stage)
+            assert row.staleness == min(row.minibatch, most)
+            assert row.consistent == (method in CONSISTENT or row.staleness == 0)
+
+
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.exact])
+def test_exact_methods(method: str) -> None:
+    rows = audit(small(method, 3, 4))
+    assert len(rows) == 12
+    assert all(row.staleness == 0 and row.consistent for row in rows)
+    assert all(row.forward == row.backward == (row.minibatch, 0) for row in rows)
+
+
+def test_evaluation_updates_nothing() -> None:
+    assert audit(forward_only(3, 4)) == ()
