@@ -69,7 +69,7 @@ def figures() -> Iterator[Figure]:
     """The sizes that `docs/design.md` limits."""
     files, step, without = sources(LIBRARY), imported("with MPI"), imported("without MPI")
     core = sources(*(LIBRARY / name for name in CORE))
-    tables = [*(LIBRARY / "data").glob("table_*.py"), LIBRARY / "data/user_file.py"]
+    tables = [*(LIBRARY / "data").glob("table_*.py"), LIBRARY / "data/user_file.py", LIBRARY / "runs/table_check.py"]
     own = [name for name, entry in COMMANDS.items() if not entry.distribution]
     parsers: Any = whole_parser()
     commands = [leaf for name in own for leaf in leaves(parsers.commands[name])]
@@ -79,18 +79,18 @@ def figures() -> Iterator[Figure]:
     yield Figure("files of hybridnn/", len(files), 205)
     yield Figure("lines of hybridnn/", lines_of(files), 46_100, 45_100)
     yield Figure(f"lines of {', '.join(CORE)}", lines_of(core), 13_150, 12_600)
-    yield Figure("lines for tables", lines_of(tables), 1_350, 1_000)
+    yield Figure("lines for tables", lines_of(tables), 1_450, 1_000)
     yield Figure("lines of hybridnn/doctor", lines_of(sources(LIBRARY / "doctor")), 900)
     yield Figure("files that a step imports", len(step), 55)
     yield Figure("lines that a step imports", lines_of(step), 9_800)
     yield Figure("files that a step imports without an MPI library", len(without))
     yield Figure("files of cost models among them", sum("cost" in path.parts for path in {*step, *without}))
-    yield Figure("settings, [data.csv] as one", len(names), 77)
+    yield Figure("settings, [data.csv] as one", len(names), 77, 76)
     yield Figure("commands", len(commands), 30)
     yield Figure("options of commands", len(options), 170)
     yield Figure("lines of tests/", lines_of(sources(ROOT / "tests")), 44_550, 43_500)
     yield Figure("lines of benchmarks/", lines_of(sources(ROOT / "benchmarks")), 3_600)
-    yield Figure("words of docs/", len(pages.split()), 44_300)
+    yield Figure("words of docs/", len(pages.split()), 44_300, 44_000)
 
 
 def main() -> None:

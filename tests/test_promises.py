@@ -1,7 +1,7 @@
 """The promises of docs/design.md, one test for each, by name and number.
 
 Further tests are in ``tests/training``: ``test_cases.py`` for promises 1 to 5 and 7, ``test_gradients.py`` for 1,
-``test_metrics.py`` for 6, ``test_trainer.py`` for 9 and 10.
+``test_step_evaluations.py`` for 6, ``test_trainer.py`` for 9 and 10.
 """
 
 from collections.abc import Callable, Iterator

@@ -299,7 +299,7 @@ def _scaling_table(group: ScalingGroup) -> Table:
             point.first.method or MISSING,
             str(point.first.batch_size),
             marked(point.seconds_per_epoch.format(), point),
-            marked(compared.speed_up.format(".2f"), point, group.base),
+            marked("1.00" if point is group.base else compared.judged.text, point, group.base),
             marked(compared.efficiency.format(".0%"), point, group.base),
             number_cell(compared.predicted_speed_up, ".2f"),
             number_cell(relative_error(point.predicted_seconds_per_epoch, point.seconds_per_epoch.value), "+.0%"),

@@ -48,7 +48,10 @@ class ComparedTraining:
             return f"{group}{names} train{s} as {base}, to the bit."
         names += ", the same training to the bit," * (not s)
         quantity, margin = metric.removeprefix("test "), f"the margin of {self.margin}"
-        found = f"{metric} {self.last.text} over {counted(len(self.last.pairs), 'seed')}"
+        seeds = counted(len(self.last.pairs), "seed")
+        found = f"{metric} {self.last.text} over {seeds}" if self.last.pairs else "no figure"
+        optimizers = [point.cells[0].run.header.optimizer for point in (self.points[0], self.base)]
+        names += f" (with {optimizers[0]}, not {optimizers[1]})" * (optimizers[0] != optimizers[1])
         said = {
             "equal": f"{names} cost{s} nothing against {base}: {found}, within {margin}",
             "lower": f"{names} cost{s} {quantity} against {base}: {found}",

@@ -14,8 +14,8 @@ from hybridnn.runs.records import RunHeader
 from hybridnn.runs.run_files import RunRecord
 from hybridnn.study.accuracy import compare_trainings
 from hybridnn.study.cells import Cell
-from hybridnn.study.judgement import Judgement, fastest_of
-from hybridnn.study.results import StudyPoint, StudyResults, host_values, point_name, times_as_fast
+from hybridnn.study.judgement import Contrast, Judgement, fastest_of
+from hybridnn.study.results import CellResult, StudyPoint, StudyResults, host_values, point_name, times_as_fast
 from hybridnn.study.scaling import (
     LAYOUT,
     WORK,
@@ -79,7 +79,7 @@ class Fastest:
         inexact = " (not exact: it trains differently)" * (not self.point.cells[0].run.header.layout.exact)
         rounds = len(self.own.cells)
         which = f" in the {counted(rounds, 'round')} of all" * (rounds < len(self.point.cells))
-        time = f", {self.own.seconds_per_epoch.format()} s per epoch{which}{inexact}"
+        time = f", {Contrast(self.own.times).estimate().format()} s per epoch on average{which}{inexact}"
         if self.reservation:
             said = [f"{first}{self.reservation}, so nothing is concluded; {name} had the least time{time}."]
         else:
@@ -127,7 +127,7 @@ class Fastest:
             "layout": layout_name(self.point),
             "is_fastest": not self.alike,
             "reservation": self.reservation,
-            "seconds_per_epoch": self.own.seconds_per_epoch.value,
+            "seconds_per_epoch": self.own.times.mean,
             "no_difference_to": [layout_name(point) for point in self.alike],
             "times_as_long": {layout_name(other): vars(found.estimate) for other, found in self.others},
             "predicted": None if self.predicted is None else layout_name(self.predicted),
@@ -149,7 +149,9 @@ def _fastest(
 ) -> Fastest:
     compared = {point.id: point for point in points}
     compared |= {found.base.id: found.base for point in points if (found := comparisons.get(point.id))}
-    best, others, rounds = fastest_of([point.times for point in points], disturbed_text(compared.values()), answers)
+    common = set.intersection(*(set(point.times.values) for point in points))
+    cells = [cell for point in compared.values() for cell in point.cells if not common or cell.round in common]
+    best, others, rounds = fastest_of([point.times for point in points], _reservation(cells), answers)
     point, found = points[best], comparisons.get(points[best].id)
     own = replace(point, cells=tuple(cell for cell in point.cells if not rounds or cell.round in rounds))
     name = point_name(results, point, without=LAYOUT)
@@ -160,7 +162,7 @@ def _fastest(
         own,
         tuple((points[at], found) for at, found in others),
         None if None in said else said[min(seconds for seconds in said if seconds is not None)],
-        None if found is None else compare_with(own, found.base),
+        None if found is None else compare_with(own, found.base, len(points) * answers),
         others[0][1].reservation,
     )
 
@@ -170,12 +172,13 @@ def answers_of(results: StudyResults) -> list[str]:
     return [*(found.text for found in fastest_layouts(results)), *(it.text for it in compare_trainings(results))]
 
 
-def disturbed_text(points: Iterable[StudyPoint]) -> str:
-    """How many of the runs of some points processes of others disturbed; empty if none."""
-    cells = [cell for point in points for cell in point.cells]
+def _reservation(cells: Sequence[CellResult]) -> str:
+    """Why nothing is concluded from times: runs that others disturbed, or whose ranks took turns; empty if none."""
     disturbed = sum(cell.is_disturbed for cell in cells)
     verb = "was" if disturbed == 1 else "were"
-    return f"{disturbed} of {counted(len(cells), 'run')} {verb} disturbed by other processes" * (disturbed > 0)
+    others = f"{disturbed} of {counted(len(cells), 'run')} {verb} disturbed by other processes" * (disturbed > 0)
+    crowded = dict.fromkeys(text.partition(":")[0] for cell in cells for text in cell.run.header.crowded)
+    return "; ".join(filter(None, [others, *crowded]))
 
 
 # -- what is compared --------------------------------------------------------------------------------------------------
@@ -208,7 +211,8 @@ def conditions_text(results: StudyResults) -> str:
         means = f"Results of the training are means over up to {seeds} seeds {spread}"
         sentences = [*sentences[: results.is_timed], means]
     if results.is_timed:
-        paired = f", by round [{CONFIDENCE:.0%} confidence interval, Student's t]" * (repeated >= LEAST_REPEATS)
+        level = f"{CONFIDENCE:.0%} confidence interval, Student's t; in sentences, that of all comparisons"
+        paired = f", by round [{level}]" * (repeated >= LEAST_REPEATS)
         sentences.append(f"Speed-up against {baseline_text(results)}{paired}")
     if times_as_fast(results):
         sentences.append("Times as fast: time per epoch in the first folder divided by the time in this one")

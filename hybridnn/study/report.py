@@ -178,7 +178,8 @@ def point_rows(results: StudyResults) -> list[dict[str, str]]:
             cells |= dict.fromkeys(("speed-up", "efficiency"), MISSING)
         if found is not None:
             base = found.base.first.ranks
-            speed_up = found.speed_up.format(".2f") + f" (against {base})" * (several_bases and base > 1)
+            speed_up = "1.00" if found.base is point else found.judged.text
+            speed_up += f" (against {base})" * (several_bases and base > 1)
             cells["speed-up"] = marked(speed_up, point, found.base)
             # The interval of the efficiency is that of the speed-up, in another unit.
             cells["efficiency"] = marked(f"{found.efficiency.value:.2f}", point, found.base)

@@ -84,11 +84,11 @@ def base_of(results: StudyResults, point: StudyPoint, among: Sequence[StudyPoint
     return min(candidates, key=rank, default=None)
 
 
-def compare_with(point: StudyPoint, base: StudyPoint) -> Comparison:
-    """Compare a point with a base."""
+def compare_with(point: StudyPoint, base: StudyPoint, comparisons: int = 1) -> Comparison:
+    """Compare a point with a base, as one of so many comparisons."""
     ranks = point.first.ranks / base.first.ranks
     samples = point.first.train_samples / base.first.train_samples
-    judged = judge(base.times.scaled(samples), point.times)
+    judged = judge(base.times.scaled(samples), point.times, comparisons=comparisons)
     speed_up = Estimate(1.0) if point is base and point.is_timed else judged.estimate
     efficiency = speed_up.scaled(1 / ranks)
     parts = None

@@ -106,7 +106,7 @@ FAR = _plus(0.02, -0.02, 0.01, -0.01, 0.0)
             [
                 "1 seed cannot show a difference, so nothing is concluded on fr against gpipe: test accuracy -0.0300 ",
                 "2 seeds cannot show a difference, so nothing is concluded on ddg against gpipe: test accuracy -0.03",
-                "no seed is common, so nothing is concluded on pipedream against gpipe: test accuracy -0",
+                "no seed is common, so nothing is concluded on pipedream against gpipe: no figure",
             ],
         ),
         (

@@ -15,6 +15,7 @@ from hybridnn.cost.machine import Quality
 from hybridnn.cost.machine_file import read_machine, write_machine
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.errors import DataError, SettingError
+from hybridnn.runs.records import RunHeader
 from hybridnn.runs.run_files import RunRecord, read_run
 from hybridnn.runs.workload import layout_from_settings, workload_from_settings
 from hybridnn.study.answer import fastest_layouts, hardware_warnings, prediction_warnings, price_warnings
@@ -66,7 +67,9 @@ def test_fastest_layout_with_what_it_loses_to_and_the_choice_of_the_model(tmp_pa
         ["1x2", "2x1x1"],
     )
     text = found.text
-    assert text.startswith("2 ranks: 2x1 is the fastest, 2.5 [2.5, 2.55] s per epoch, 1.59 [1.53, 1.65] times as fast")
+    assert text.startswith(
+        "2 ranks: 2x1 is the fastest, 2.52 [2.45, 2.59] s per epoch on average, 1.59 [1.48, 1.71] times as fast"
+    )
     assert " as 1 rank; it loses to smaller products 10%, communicate 6%, " in text
     assert "The next, 1x2, takes 1.21 [1.1" in text
     assert text.endswith("The model had chosen 1x2, 1.21 [1.18, 1.23] times as long.")
@@ -91,73 +94,79 @@ ALL = [(layout, number) for layout in MEASURED for number in (1, 2, 3)]
         pytest.param(
             {**MEASURED, MODEL: [2.6, 2.4, 2.7]},
             [],
-            r"2 ranks: 2x1 had the least time, 2\.5 .*, 1\.59 \[1\.53, 1\.65\] times as fast as 1 rank; it loses to .*"
+            r"2 ranks: 2x1 had the least time, 2\.52 .*, 1\.59 \[1\.50, 1\.68\] times as fast as 1 rank; it loses to .*"
             r"\. No difference can be told to 1x2 \(1\.02 \[0\.8., 1\...\] times as long\)\.",
             id="undecided",
         ),
         pytest.param(
             {BATCH: [0.060, 0.060, 0.060], MODEL: [0.055, 0.054, 0.056, 0.08, 0.081, 0.08, 0.08]},
             [],
-            r"2 ranks: 1x2 is the fastest, 0\.055 \[0\.054, 0\.056\] s per epoch in the 3 rounds of all\. "
+            r"2 ranks: 1x2 is the fastest, 0\.055 \[0\.0526, 0\.0575\] s per epoch on average in the 3 rounds of all\. "
             r"The next, 2x1, takes 1\.09 \[1\.04, 1\.14\] times as long\.",
             id="winner by the common rounds",
         ),
         pytest.param(
             {ONE: [1.0, 1.01, 1.0], BATCH: [2.5, 2.55, 2.5], MODEL: [3.0, 3.1, 3.0]},
             [],
-            r"2 ranks: 2x1 is the fastest, .* s per epoch, slower than 1 rank \(0\.40 \[0\.39, 0\.40\] times as "
-            r"fast\); it loses to .*",
+            r"2 ranks: 2x1 is the fastest, .* on average, slower than 1 rank \(0\.40 \[0\.39, 0\.41\] times as fast\); "
+            r"it loses to .*",
             id="slower than the base",
         ),
         pytest.param(
             {ONE: [2.5, 2.6, 2.4], BATCH: [2.5, 2.55, 2.5], MODEL: [3.0, 3.1, 3.0]},
             [],
-            r".*2x1 is the fastest, .* s per epoch; no difference to 1 rank can be told \(0\.99 \[0\.9., 1\.0.\] times "
+            r".*2x1 is the fastest, .* on average; no difference to 1 rank can be told \(0\.99 \[0\.8., 1\.1.\] times "
             r"as fast\); it loses to .*",
             id="base undecided",
         ),
         pytest.param(
             {ONE: [4.0, None, None], BATCH: [2.5, 2.55, 2.5], MODEL: [3.0, 3.1, 3.0]},
             [],
-            r"2 ranks: 2x1 is the fastest, 2\.5 \[2\.5, 2\.55\] s per epoch\. It is not compared with 1 rank: "
+            r"2 ranks: 2x1 is the fastest, 2\.5.* s per epoch on average\. It is not compared with 1 rank: "
             r"1 round cannot show a difference\. The next, .*",
             id="missing rounds of the base",
         ),
-        pytest.param({ONE: [4.0], BATCH: [1.0], MODEL: [3.0]}, [], FEW.format("1 round") + "1 s per epoch.", id="1"),
         pytest.param(
-            {BATCH: [1.0, 1.0], MODEL: [3.0, 3.0]}, [], FEW.format("2 rounds") + "1 s per epoch.", id="2 rounds"
+            {ONE: [4.0], BATCH: [1.0], MODEL: [3.0]}, [], FEW.format("1 round") + "1 s per epoch on average.", id="1"
+        ),
+        pytest.param(
+            {BATCH: [1.0, 1.0], MODEL: [3.0, 3.0]},
+            [],
+            FEW.format("2 rounds") + "1 s per epoch on average.",
+            id="2 rounds",
         ),
         pytest.param(
             {BATCH: [1.0] * 5, MODEL: [None, None, None, 3.0, 3.0]},
             [],
-            FEW.format("2 rounds") + "1 s per epoch in the 2 rounds of all.",
+            FEW.format("2 rounds") + "1 s per epoch on average in the 2 rounds of all.",
             id="2 common rounds",
         ),
         pytest.param(
             {BATCH: [1.0] * 3, MODEL: [None] * 3 + [3.0] * 3},
             [],
-            "2 ranks: no round has all layouts, so nothing is concluded; 2x1 had the least time, 1 [1, 1] s per epoch.",
+            "2 ranks: no round has all layouts, so nothing is concluded; 2x1 had the least time, "
+            "1 [1, 1] s per epoch on average.",
             id="no common round",
         ),
         pytest.param(
             MEASURED,
             ALL,
             "2 ranks: 9 of 9 runs were disturbed by other processes, so nothing is concluded; 2x1 had the least time, "
-            "2.5 [2.5, 2.55] s per epoch.",
+            "2.52 [2.45, 2.59] s per epoch on average.",
             id="all disturbed",
         ),
         pytest.param(
             MEASURED,
             [(ONE, 2)],
             "2 ranks: 1 of 9 runs was disturbed by other processes, so nothing is concluded; 2x1 had the least time, "
-            "2.5 [2.5, 2.55] s per epoch.",
+            "2.52 [2.45, 2.59] s per epoch on average.",
             id="base disturbed",
         ),
         pytest.param(
             {BATCH: [2.5, 2.6, 2.7], MODEL: [2.5, 2.6, 2.7]},
             [],
-            r"2 ranks: 2x1 had the least time, 2\.6 \[2\.5, 2\.7\] s per epoch\. No difference can be told to "
-            r"1x2 \(1\.00 \[1\.00, 1\.00\] times as long\)\.",
+            r"2 ranks: 2x1 had the least time, 2\.6 \[2\.36, 2\.86\] s per epoch on average\. "
+            r"No difference can be told to 1x2 \(1\.00 \[1\.00, 1\.00\] times as long\)\.",
             id="tie",
         ),
         pytest.param(
@@ -173,11 +182,20 @@ def test_sentence_says_what_the_rounds_carry(
 ) -> None:
     (found,) = fastest_layouts(_study(tmp_path, times, disturbed=disturbed))
     assert re.fullmatch(expected, found.text) or found.text == expected, found.text
-    assert f", {found.facts['seconds_per_epoch']:.4g} " in found.text
+    mean = found.facts["seconds_per_epoch"]
+    assert any(f", {mean:{spec}} " in found.text for spec in (".3g", ".4g"))
     if found.reservation:
         assert "times as" not in found.text
         assert "fastest" not in found.text
         assert not found.facts["is_fastest"]
+
+
+def test_nothing_is_concluded_where_ranks_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    crowded = ("2 ranks of 1 thread share 1 core of a node and take turns: their times are no scaling",)
+    monkeypatch.setattr(RunHeader, "crowded", property(lambda header: crowded * (header.ranks == 2)))
+    (found,) = fastest_layouts(_study(tmp_path, MEASURED))
+    assert found.text.startswith("2 ranks: 2 ranks of 1 thread share 1 core of a node and take turns, so nothing is")
+    assert "times as" not in found.text
 
 
 def test_one_layout_has_no_answer(tmp_path: Path) -> None:

@@ -236,7 +236,7 @@ def test_markdown_has_a_row_for_every_point_and_the_unfinished_cells(tmp_path: P
     text = markdown_text(strong, {})
     assert "| 2 | 2x1 | 1 | 8 | 2.5 [2, 3] | 2.29 [0.84, 6.22] | 1.14 | 1.25 |" in text
     assert "Medians of up to 3 runs [75% confidence interval, bootstrap]. Speed-up against the fewest ranks" in text
-    assert ", by round [95% confidence interval, Student's t]." in text
+    assert ", by round [95% confidence interval, Student's t; in sentences, that of all comparisons]." in text
 
 
 def test_facts_have_units_in_their_names(strong: StudyResults) -> None:
