@@ -20,6 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 from hybridnn.cli.options import end_no_word_at_equals, join_at_equals
 from hybridnn.cli.ranks import FirstRankError, discard_output, launch_rank, leave
 from hybridnn.errors import INTERRUPTED, EnvironmentProblem, HybridnnError, one_line
+from hybridnn.utils.processes import paused_collector
 
 USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
 """The base of all errors of the parser, which typer does not export under a name of its own."""
@@ -320,21 +321,6 @@ def _silent_unless_first_rank() -> Iterator[None]:
         return
     with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
         yield
-
-
-@contextlib.contextmanager
-def paused_collector() -> Iterator[None]:
-    """Do not look for garbage in the block: it imports modules, whose objects stay.
-
-    Each time their number has grown by a quarter, the collector would visit them all: a tenth of the time to start.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def skip_last_collection() -> None:

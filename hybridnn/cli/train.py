@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from hybridnn.cli.main import paused_collector
 from hybridnn.cli.options import (
     Config,
     InProcess,
@@ -28,6 +27,7 @@ from hybridnn.cli.options import (
 from hybridnn.cli.output import print_settings
 from hybridnn.cli.ranks import first_rank_alone, launch_rank, on_ranks, reported_progress, require_one_way, start_ranks
 from hybridnn.errors import SettingError, one_line
+from hybridnn.utils.processes import paused_collector
 
 with paused_collector():
     from hybridnn.config.settings import Settings, load_settings

@@ -21,7 +21,7 @@ from typing import Any
 
 from hybridnn.comm.recorder import Call, CallRecord, CollectiveProgress, Event, Recorder, purpose
 from hybridnn.diagnostics.failsafe import COMMUNICATION_FILES, PACKAGE, code_location, frame_location, streams_are_open
-from hybridnn.utils.processes import open_connections
+from hybridnn.utils.processes import open_connections, paused_collector
 from hybridnn.utils.text import format_ranks
 
 GroupKey = tuple[str, str, int]
@@ -194,10 +194,11 @@ def current_activity(recorder: Recorder, thread: int, poll_seconds: float) -> Ac
     except RuntimeError:  # a grid is being made at this moment
         others = []
     finished = recorder.finished + sum(other.finished for other in others)
-    frames = sys._current_frames()
-    threads = sorted(frames, key=lambda number: number != thread)
-    communicating = next((number for number in threads if _communicates(frames[number])), None)
     call, unrecorded_call = recorder.current_call, ""
+    with paused_collector():
+        frames = sys._current_frames()
+        threads = sorted(frames, key=lambda number: number != thread)
+        communicating = next((number for number in threads if _communicates(frames[number])), None)
     if communicating is None:
         # A call that raised an exception is still the current call of the recorder.
         call = None
@@ -221,8 +222,9 @@ def new_state(rank: int, size: int, **fields: Any) -> RankState:
 def observe(recorder: Recorder, activity: Activity, rank: int, size: int) -> RankState:
     """State of the rank of a recorder, whose activity was `activity` a moment ago."""
     now = perf_counter()
-    frame = sys._current_frames().get(activity.thread)
-    lines = traceback.extract_stack(frame) if frame is not None else []
+    with paused_collector():
+        frame = sys._current_frames().get(activity.thread)
+        lines = traceback.extract_stack(frame) if frame is not None else []
     stack = [StackLine(line.filename, line.lineno or 0, line.name, line.line or "") for line in lines]
     connections = open_connections()
     return new_state(

@@ -1,12 +1,17 @@
 """Diagnosis of constructed states, and of a small model of blocking collectives with one known fault."""
 
+import gc
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import hybridnn
+import hybridnn.diagnostics.rank_state as state_of_ranks
+from hybridnn.comm.recorder import Recorder
 from hybridnn.diagnostics.diagnosis import StallFinding, diagnose
 from hybridnn.diagnostics.failsafe import code_location
 from hybridnn.diagnostics.rank_state import RankState
@@ -238,3 +243,13 @@ def test_a_rank_that_omits_a_collective_is_named_in_any_program(
 def test_a_users_folder_may_have_the_name_of_the_package() -> None:
     assert code_location("/home/me/hybridnn/job.py", 3, "f") == "job.py:3 in f"
     assert code_location(hybridnn.__file__, 3, "f") == "hybridnn/__init__.py:3 in f"
+
+
+def test_frames_of_other_threads_are_read_without_a_collection_of_garbage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finalizers of garbage would let the other thread run on while its frames are read."""
+    collects: list[bool] = []
+    monkeypatch.setattr(state_of_ranks, "_communicates", lambda frame: collects.append(gc.isenabled()))
+    state_of_ranks.current_activity(Recorder(), threading.get_ident(), 1.0)
+    assert collects
+    assert not any(collects)
+    assert gc.isenabled()
