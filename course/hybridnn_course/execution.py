@@ -110,8 +110,8 @@ def describe_error(error: BaseException, paths: Collection[str]) -> str:
             lines.append(f"  {os.path.basename(frame.f_code.co_filename)}:{number} in {frame.f_code.co_name}")
     try:
         last = "".join(traceback.format_exception_only(error)).strip()
-    except Exception:
+    except Exception:  # of the student's own __str__
         last = type(error).__name__
-    if isinstance(error, NotImplementedError) or not lines:
+    if isinstance(error, NotImplementedError) or not lines:  # the message of a stub says all
         return last
     return "\n".join([last, *lines[-TRACEBACK_LINES:]])

@@ -135,6 +135,7 @@ def _unpacked(assignment: Assignment, data: bytes) -> dict[str, bytes]:
                     raise UngradableError(f"{name}: is there twice")
                 with archive.open(entry) as file:
                     found[path] = file.read(FILE_BYTES + 1)
+    # of zipfile: NotImplementedError for a compression that it lacks, RuntimeError for an encrypted file
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as error:
         raise UngradableError(f"it is not a readable zip file: {one_line(str(error))}") from None
     return found

@@ -146,6 +146,7 @@ def open_handed_out(path: Path) -> tuple[Manifest, dict[str, bytes]]:
                 with archive.open(name) as file:
                     files[name] = file.read(CASES_BYTES if name == CASES else FILE_BYTES)
         manifest = Manifest.parse(files[MANIFEST].decode("utf-8"), f"{path}, {MANIFEST}")
+    # of zipfile: NotImplementedError for a compression that it lacks, RuntimeError for an encrypted file
     except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, ValueError) as error:
         raise DataError(f"{path}: is not a readable zip file: {one_line(str(error))}") from None
     assignment = CaseFile.read(files[CASES], f"{path}, {CASES}").assignment
