@@ -18,6 +18,7 @@ from typing import Any
 from hybridnn.drawing import DrawnObject
 from hybridnn.errors import DataError, HybridnnError, SettingError
 from hybridnn.in_process import DeadlockError, run_ranks
+from hybridnn.in_process.mpi_interface import Comm
 from hybridnn_course.answers import Values
 from hybridnn_course.assignment import Case, Function, Task
 from hybridnn_course.execution import ALPHA, BETA, describe_error, make_group
@@ -33,7 +34,7 @@ class StudentCodeError(HybridnnError):
 class RanksDebugger(pdb.Pdb):
     """Python's debugger with a command ``ranks``: what every rank waits for."""
 
-    def __init__(self, comm: Any) -> None:
+    def __init__(self, comm: Comm) -> None:
         super().__init__()
         self._comm = comm
 
@@ -104,7 +105,7 @@ def debug_case(work: WorkFolder, task: Task, case: Case, rank: int) -> None:
         raise SettingError("--rank", rank, f"the case has the ranks 0 to {case.ranks - 1}")
     function = load_function(work, task)
 
-    def debugged(comm: Any) -> Function:
+    def debugged(comm: Comm) -> Function:
         debugger = RanksDebugger(comm)
 
         def call(*args: Any, **kwargs: Any) -> Any:

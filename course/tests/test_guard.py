@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from tempfile import gettempdir
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 import pytest
@@ -131,14 +131,19 @@ assert ctypes.CDLL(None).prctl(CAPBSET_DROP, SYS_ADMIN, 0, 0, 0) == 0
 os.execv(sys.executable, [sys.executable, "-c", GRADING])
 """
 GRADING = """
+import os
 from course.tests.test_guard import DISGUISED, LAST, OTHER, closed_solutions
 from course.tests.tried import Tried
 from hybridnn.errors import EnvironmentProblem
+from hybridnn_course import isolation
 from hybridnn_course.isolation import choose_isolation
+solution_folders = isolation._solution_folders
+isolation._solution_folders = lambda: [os.environ["OPEN_FOLDER"]]  # other tests may have closed the real ones
 try:
     choose_isolation("auto")
 except EnvironmentProblem as error:
     print(str(error).partition(" in ")[0])
+isolation._solution_folders = solution_folders
 with closed_solutions(), Tried({"right": LAST, **DISGUISED}, OTHER, isolation=choose_isolation("auto")) as tried:
     for name in ("right", "a loader of files", "the history of the repository"):
         print(name, tried.check(name, "bounds").points > 0)
@@ -149,9 +154,12 @@ with closed_solutions(), Tried({"right": LAST, **DISGUISED}, OTHER, isolation=ch
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs root on Linux")
 def test_solutions_are_closed_without_the_capability_of_namespaces() -> None:
     """In a process that may not make namespaces, as in a usual container."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", WITHOUT_THE_CAPABILITY]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    with TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        Path(folder, "solution.py").touch()
+        environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPEN_FOLDER": folder}
+        done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
     assert done.stdout.splitlines() == [
         "submissions could read the solutions",
         "right True",

@@ -103,12 +103,14 @@ def test_tasks_without_messages_and_orders_have_no_picture(tmp_path: Path) -> No
 
 
 def test_leaving_the_debugger_is_no_deadlock_of_the_other_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     work, task = work_folder(tmp_path, "group.isend(array, (group.rank + 1) % group.size, 0).wait()")
-    monkeypatch.setattr("builtins.input", lambda _="": "q")
+    commands = iter(["ranks", "q"])
+    monkeypatch.setattr("builtins.input", lambda _="": next(commands))
     with pytest.raises(SystemExit, match="the debugger was left on rank 0"):
         debug_case(work, task, max(task.public(work.variant), key=lambda case: case.ranks), 0)
+    assert "rank 0: here\nrank 1: can continue\n" in capsys.readouterr().out
 
 
 def test_exceptions_with_other_messages_are_other_failures() -> None:

@@ -313,6 +313,13 @@ class MessageEngine:
         self.wait(pendings)
         return True
 
+    def waiting(self) -> dict[int, tuple[str, ...]]:
+        """Calls that each waiting rank waits for, with their lines."""
+        return {
+            rank: tuple(f"waits in {item}, at {item.site}" for item in pendings if not item.done)
+            for rank, pendings in self._waiting.items()
+        }
+
     def receive_buffer(self, array: Flat, *, may_stay: bool = False) -> ReceiveBuffer:
         """A receive buffer; with late delivery it is unreadable until the data arrive."""
         return ReceiveBuffer(array, unreadable=self._late, may_stay=may_stay)

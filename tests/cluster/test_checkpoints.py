@@ -143,7 +143,7 @@ def test_files_that_some_nodes_lack_name_these_nodes(
     line = refusal(started(four_nodes, tmp_path, "train", "--resume", run, "--epochs", "4"))
     assert line == f"Error: on node2: --resume = '{run}': is not a run folder"
     line = refusal(started(four_nodes, tmp_path, "train", "--file", data, "--hidden", "5"))
-    assert line == f"Error: on node1: data.file = '{data}': no such file"
+    assert line == f"Error: on node1: {data}: cannot be read: No such file or directory"
     line = refusal(started(four_nodes, tmp_path, "train", settings))
     assert line.startswith("Error on rank 2 on node2: ")
     assert str(settings) in line
