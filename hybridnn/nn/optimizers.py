@@ -40,6 +40,7 @@ OTHER_NAMES_OF_ADAM = MappingProxyType(
 )
 
 NEGLIGIBLE = 2.0**-60  # beside 1 in float64
+MOMENTUM_DECAY = 0.004  # of `NAdam`: Dozat's value, and PyTorch's default
 
 
 @dataclass
@@ -326,8 +327,6 @@ class NAdam(Optimizer):
         Decay of the running mean of the gradient, the momentum, and of its square, each at least 0 and below 1.
     eps : float
         Added to the root of the second moment.
-    momentum_decay : float
-        The momentum of update t is ``betas[0] (1 - 0.96**(t momentum_decay) / 2)``.
     """
 
     name = "nadam"
@@ -335,7 +334,6 @@ class NAdam(Optimizer):
     lr: Positive = 0.001
     betas: tuple[BelowOne, BelowOne] = (0.99, 0.999)
     eps: Positive = 1e-8
-    momentum_decay: AtLeastZero = 0.004
 
     slot_names = ("first", "second")
 
@@ -366,7 +364,8 @@ class NAdam(Optimizer):
     def step_scalars(self, state: OptimizerState, lr: float) -> Sequence[float]:
         """``a = lr (1 - u) / (1 - U)``, ``b = lr u' / (1 - U u')`` and c, Adam's root of its second correction.
 
-        u and u' are the momenta of this update and of the next one, U is the product of all up to u.
+        u and u' are the momenta of this update and of the next one, U is the product of all up to u. The momentum of
+        update t is ``betas[0] (1 - 0.96**(t MOMENTUM_DECAY) / 2)``.
         """
         step = state.updates + 1
         momentum, following = self._momentum(step), self._momentum(step + 1)
@@ -379,7 +378,7 @@ class NAdam(Optimizer):
         return lr * (1.0 - momentum) / (1.0 - product), lr * following / (1.0 - product * following), root
 
     def _momentum(self, step: int) -> float:
-        left: float = 0.96 ** (step * self.momentum_decay)
+        left: float = 0.96 ** (step * MOMENTUM_DECAY)
         return self.betas[0] * (1.0 - 0.5 * left)
 
 
