@@ -17,7 +17,7 @@ from typing import ClassVar
 import numpy as np
 
 from hybridnn.errors import SettingError
-from hybridnn.nn.kernels import UPDATE_BLOCK, Array, Kernels
+from hybridnn.nn.kernels import UPDATE_BLOCK, Array, Kernels, blocks
 from hybridnn.utils.checks import (
     AtLeastZero,
     BelowOne,
@@ -57,10 +57,7 @@ class OptimizerState:
 
     def blocks(self, size: int) -> Iterator[tuple[slice, Array]]:
         """Slices of arrays of `size` elements that stay in the cache, each with scratch memory of its length."""
-        length = max(self.scratch.size // 2, 1)
-        for start in range(0, size, length):
-            stop = min(start + length, size)
-            yield slice(start, stop), self.scratch[: stop - start]
+        return ((block, self.scratch[: block.stop - block.start]) for block in blocks(size))
 
 
 def new_state(optimizer: Optimizer, weights: Array, kernels: Kernels) -> OptimizerState:
@@ -166,15 +163,9 @@ class SGD(Optimizer):
     ) -> None:
         """``v = momentum v + (1 - dampening) g; w -= lr v``, in place or into `out`."""
         state.updates += 1
-        state.kernels.sgd_update(
-            weights,
-            gradient,
-            state.slots.get("velocity"),
-            weights if out is None else out,
-            state.scratch,
-            self,
-            (lr,) if state.device_scalars is None else state.device_scalars,
-        )
+        velocity, new = state.slots.get("velocity"), weights if out is None else out
+        scalars = (lr,) if state.device_scalars is None else state.device_scalars
+        state.kernels.sgd_update(weights, gradient, velocity, new, state.scratch, self, scalars)
 
     @property
     def predicts_weights(self) -> bool:
@@ -220,16 +211,8 @@ class Adam(Optimizer):
         """Move along the bias-corrected first moment over the root of the second, in place or into `out`."""
         scalars = self._scalars(state.updates + 1, lr) if state.device_scalars is None else state.device_scalars
         state.updates += 1
-        state.kernels.adam_update(
-            weights,
-            gradient,
-            state.slots["first"],
-            state.slots["second"],
-            weights if out is None else out,
-            state.scratch,
-            self,
-            scalars,
-        )
+        first, second, new = state.slots["first"], state.slots["second"], weights if out is None else out
+        state.kernels.adam_update(weights, gradient, first, second, new, state.scratch, self, scalars)
 
     def step_scalars(self, state: OptimizerState, lr: float) -> Sequence[float]:
         """Step size, root of the second moment's bias correction, and what decoupled decay keeps of a weight."""
@@ -240,14 +223,8 @@ class Adam(Optimizer):
         if state.updates == 0:
             state.kernels.copy(weights, out)
             return
-        state.kernels.adam_prediction(
-            weights,
-            state.slots["first"],
-            state.slots["second"],
-            out,
-            self.eps,
-            self._scalars(state.updates, steps * lr)[:2],
-        )
+        corrections = self._scalars(state.updates, steps * lr)[:2]
+        state.kernels.adam_prediction(weights, state.slots["first"], state.slots["second"], out, self.eps, corrections)
 
     def _scalars(self, step: int, lr: float) -> tuple[float, float, float]:
         """The bias corrections of Kingma and Ba 2015, section 2, as factors of the step, for updates from 1 on."""
