@@ -22,13 +22,44 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from hybridnn.comm.launcher import candidates
-from hybridnn.utils.processes import ChildResult, run_child
+from hybridnn.comm.launcher import srun_on_every_node, srun_plugins, trial_command
+from hybridnn.utils.processes import run_child
 
 # -- launcher ----------------------------------------------------------------------------------------------------------
+
+LAUNCHER_SECONDS = 120  # time limit of the trial of a launcher
+
+
+def candidates(environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield the launchers that may work, up to the number of ranks, in order of preference.
+
+    The one that does depends on the build of Slurm and of the MPI library; any other starts processes of one rank each.
+    """
+    path = environment.get("PATH")
+    if shutil.which("srun", path=path):
+        yield "srun -n"
+        plugins = srun_plugins(environment)
+        yield from (f"srun --mpi={plugin} -n" for plugin in ("pmix", "pmi2") if plugin in plugins)
+    if shutil.which("mpirun", path=path):
+        # Without the option, it would bind each rank with all its threads to one of the cores of the job.
+        yield "mpirun --bind-to none -n"
+
+
+def _trial_problem(launcher: str, ranks: str, nodes: str, environment: Mapping[str, str]) -> str:
+    """Why a launcher does not start connected ranks on all nodes of the job, in one line; empty if it does."""
+    ended = run_child([*launcher.split(), ranks, *trial_command(ranks, nodes)], LAUNCHER_SECONDS, environment)
+    if ended.timed_out:
+        return f"no answer within {LAUNCHER_SECONDS} s"
+    if ended.code == 0:
+        return ""
+    lines = [line.strip() for line in ended.errors.splitlines() if line.strip()]
+    for fragment in ("MPI sees", "Error", "error", ""):  # launchers print other lines around the reason
+        if found := [line for line in lines if fragment in line]:
+            return found[0]
+    return f"exit code {ended.code}"
 
 
 def _stored(file: Path) -> str:
@@ -63,14 +94,14 @@ def print_launcher(environment: Mapping[str, str], file: Path | None = None) -> 
         print(f"{error.args[0]} is not set: call this in a Slurm job that asked for --ntasks", file=sys.stderr)
         return 2
     for launcher in candidates(environment):
-        name, words = " ".join(launcher.prefix[:-1]), " ".join(launcher.prefix)
-        if problem := launcher.trial_problem(ranks, nodes, environment):
+        name = launcher.removesuffix(" -n")
+        if problem := _trial_problem(launcher, ranks, nodes, environment):
             print(f"launcher: not {name}: {problem}", file=sys.stderr)
             continue
         print(f"launcher: {name}", file=sys.stderr)
         if file is not None:
-            _store(file, words)
-        print(words)
+            _store(file, launcher)
+        print(launcher)
         return 0
     print(f"launcher: nothing starts {ranks} ranks on {nodes} nodes that see each other", file=sys.stderr)
     return 1
@@ -115,15 +146,8 @@ LOST = ("down", "fail", "error")
 NO_ANSWER = "*"
 """Mark behind the state of a node that does not answer, which ``sinfo`` writes."""
 
-RunChild = Callable[[list[str], float, Mapping[str, str]], ChildResult]
 
-
-def find_lost_node(
-    environment: Mapping[str, str],
-    run: RunChild = run_child,
-    sleep: Callable[[float], None] = time.sleep,
-    clock: Callable[[], float] = time.monotonic,
-) -> str | None:
+def find_lost_node(environment: Mapping[str, str]) -> str | None:
     """Node of this job that has failed, with its state; None if a program starts on all of them, or Slurm lists none.
 
     If a program does not start on all nodes, Slurm has `NOTICE_SECONDS` to notice the failure.
@@ -131,20 +155,19 @@ def find_lost_node(
     nodes, names = environment.get("SLURM_JOB_NUM_NODES", "1"), environment.get("SLURM_JOB_NODELIST", "")
     if nodes == "1" or not names:  # this program runs on the only node
         return None
-    trial = ["srun", "--mpi=none", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "true"]
     query = ["sinfo", "--noheader", "--Node", f"--nodes={names}", "--format=%N %T"]
     try:
-        ended = run(trial, TRIAL_SECONDS, environment)
+        ended = run_child([*srun_on_every_node(nodes), "true"], TRIAL_SECONDS, environment)
         if ended.code == 0 and not ended.timed_out:
             return None
         print(f"a program on all {nodes} nodes {ended.summary}: has one of them failed?", file=sys.stderr, flush=True)
-        end = clock() + NOTICE_SECONDS
-        while clock() < end:
-            for line in run(query, QUERY_SECONDS, environment).output.splitlines():
+        end = time.monotonic() + NOTICE_SECONDS
+        while time.monotonic() < end:
+            for line in run_child(query, QUERY_SECONDS, environment).output.splitlines():
                 name, _, state = line.strip().partition(" ")
                 if state.endswith(NO_ANSWER) or state.startswith(LOST):
                     return f"{name} ({state})"
-            sleep(POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
     except OSError as error:  # there is no srun or sinfo
         print(f"{error.filename}: {error.strerror}", file=sys.stderr)
     return None

@@ -29,8 +29,7 @@ from typing import IO, Annotated, NoReturn, TextIO, TypeVar
 import typer
 
 from hybridnn.cli.options import count
-from hybridnn.comm.launcher import launched_rank
-from hybridnn.comm.mpi import INTERACTIVE_STEP, STEP_SIZE, is_child
+from hybridnn.comm.mpi import detect_launch, import_mpi, is_child, launched_rank
 from hybridnn.diagnostics.failsafe import (
     BEGUN,
     ENDED,
@@ -84,11 +83,7 @@ Result = TypeVar("Result")
 
 def launch_rank() -> int | None:
     """Rank of this process as its launcher numbered it; None without a launcher, or if a rank started it."""
-    if is_child():
-        return None
-    # A batch script and the shell of `srun --pty` are no ranks; only a step has several tasks.
-    by_srun = os.environ.get(STEP_SIZE, "1") != "1" and os.environ.get("SLURM_STEP_ID") != INTERACTIVE_STEP
-    return launched_rank(os.environ, in_step=by_srun)
+    return None if is_child() else launched_rank(os.environ)
 
 
 class FirstRankError(HybridnnError):
@@ -120,7 +115,11 @@ def leave(message: str, exit_code: int, *, together: bool = True) -> NoReturn:
     if not together:
         print(f"Error: {message}", file=sys.stderr, flush=True)
         sys.exit(exit_code)
-    _start_mpi_under_a_launcher()
+    if launch_rank() is not None:
+        # Several ranks may have met the same error before any of them needed MPI. Without an MPI library every process
+        # exits by itself.
+        with contextlib.suppress(EnvironmentProblem):
+            import_mpi()
     world = running_world()
     if world is None and launch_rank() not in (None, 0):
         time.sleep(LEAD_SECONDS)  # without MPI the process with number 0 prints for all
@@ -142,16 +141,6 @@ def leave(message: str, exit_code: int, *, together: bool = True) -> NoReturn:
     sys.exit(exit_code)
 
 
-def _start_mpi_under_a_launcher() -> None:
-    """Load MPI where several ranks may have met the same error before any of them needed it."""
-    if launch_rank() is not None:
-        from hybridnn.comm.mpi import import_mpi
-
-        # Without an MPI library every process exits by itself.
-        with contextlib.suppress(EnvironmentProblem):
-            import_mpi()
-
-
 def columns_of_terminal(stream: TextIO) -> int | None:
     """Columns of the terminal that `stream` is, 0 where it has no size; None if it is none.
 
@@ -169,8 +158,6 @@ def require_one_way(ranks: int | None, in_process: int | None) -> None:
     if ranks is not None:
         raise SettingError("--in-process", in_process, f"not together with -n {ranks}: both start the ranks")
     if launch_rank() is not None:
-        from hybridnn.comm.mpi import detect_launch
-
         launch = detect_launch(os.environ)
         if launch is None or launch.ranks > 1:
             by = "a launcher" if launch is None else launch.launcher
@@ -275,8 +262,14 @@ def _run_and_forward(command: Sequence[str], environment: Mapping[str, str], sig
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, forward)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
-        with _shown_output(process, bar_file(progress)):
+        ended = threading.Event()
+        output = threading.Thread(target=_write_output, args=(process.stdout, bar_file(progress), ended), daemon=True)
+        output.start()
+        try:
             code = _wait(process)
+        finally:
+            ended.set()
+            output.join()
         reported = progress.read_bytes()
         if code == 0 and reported == BEGUN:
             _print_end("mpirun lost a host, and ended the training")
@@ -312,19 +305,6 @@ def _wait(launcher: subprocess.Popen[bytes]) -> int:
 
 def _print_end(reason: str) -> None:
     print(f"\n=== {reason} ===", file=sys.stderr, flush=True)
-
-
-@contextlib.contextmanager
-def _shown_output(launcher: subprocess.Popen[bytes], bar: Path) -> Iterator[None]:
-    """During the block, write what a launcher writes to standard output."""
-    ended = threading.Event()
-    thread = threading.Thread(target=_write_output, args=(launcher.stdout, bar, ended), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def _write_output(pipe: IO[bytes], bar: Path, ended: threading.Event) -> None:

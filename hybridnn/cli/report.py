@@ -191,7 +191,7 @@ def _stall_facts(record: StallRecord) -> dict[str, object]:
 def _print_run(run: RunRecord, figures: RunFigures, instructions: Sequence[InstructionFigures]) -> None:
     """Print the header, and measured beside predicted seconds per step: of the step, its parts and its instructions."""
     from hybridnn.cli.train_view import header_table
-    from hybridnn.comm.hosts import MOST_DISTURBANCE, disturbance_text
+    from hybridnn.diagnostics.hosts import MOST_DISTURBANCE, disturbance_text
     from hybridnn.runs.quantities import shares_text
 
     console = make_console()

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from hybridnn.cli.output import make_console
-from hybridnn.comm.hosts import MOST_DISTURBANCE, busy_text
+from hybridnn.diagnostics.hosts import MOST_DISTURBANCE, busy_text
 from hybridnn.runs.records import crowding_text
 from hybridnn.study.cells import Cell
 from hybridnn.study.runner import MOST_REPEATS, CellOutcome, StudyRun, StudyView

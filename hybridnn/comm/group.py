@@ -16,10 +16,9 @@ from os import getpid
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.comm.blocks import offsets_of, pieces, row_layout
+from hybridnn.comm.blocks import pieces, row_layout
 from hybridnn.comm.mpi import CHILD, import_mpi, ranks_within, require_buffer
 from hybridnn.comm.recorder import Call, CallRecord, CollectiveProgress, Recorder, bytes_sent_by_rank
 from hybridnn.comm.transport import REDUCTIONS, Transport, copy_rows
@@ -197,13 +196,17 @@ class Group:
     def _begin(
         self,
         name: str,
-        nbytes: int,
-        dtype: np.dtype[Any] | None = None,
+        array: NDArray[Any] | None = None,
         root: int = -1,
         reduction: str | None = None,
+        nbytes: int = 0,
     ) -> CallRecord:
-        """Note that this rank enters a collective."""
+        """Check the array of a collective, and note that this rank enters it; `nbytes` where it is not all of it."""
+        dtype = None
         self._require_own_process()
+        if array is not None:
+            require_buffer(array, name)
+            nbytes, dtype = nbytes or array.nbytes, array.dtype
         channel = self._channel
         channel.entered = number = channel.entered + 1
         call: CallRecord = (name, channel, number, nbytes, dtype, root, reduction, perf_counter(), None)
@@ -211,16 +214,17 @@ class Group:
         self.recorder.current_call = call
         return call
 
-    def _require_own_process(self) -> None:
-        if getpid() != self._process:
-            raise GridError(f"the {self.axis} group {CHILD}")
-
     def _begin_message(self, name: str, array: NDArray[Any], peer: int, tag: int, about: object) -> CallRecord:
-        """Note that this rank begins a message."""
+        """Check the array of a message, and note that this rank begins it."""
         self._require_own_process()
+        require_buffer(array, name)
         call: CallRecord = (name, self._channel, 0, array.nbytes, array.dtype, peer, tag, perf_counter(), about)
         self.recorder.current_call = call
         return call
+
+    def _require_own_process(self) -> None:
+        if getpid() != self._process:
+            raise GridError(f"the {self.axis} group {CHILD}")
 
     def _finish(self, call: CallRecord) -> None:
         """Note that a blocking call has ended, or that a non-blocking one has been started."""
@@ -230,20 +234,7 @@ class Group:
         if self.recorder.captured is not None:
             self.recorder.captured.append((call, sent))
 
-    def _start(
-        self,
-        name: str,
-        nbytes: int,
-        start: Callable[[], list[Any]],
-        arrays: tuple[NDArray[Any], ...],
-        root: int = -1,
-        reduction: str | None = None,
-    ) -> Request:
-        """Enter a non-blocking collective; `start` hands `arrays` to the transport and returns the requests."""
-        call = self._begin(name, nbytes, arrays[-1].dtype, root, reduction)
-        return self._started(call, start(), arrays)
-
-    def _started(self, call: CallRecord, requests: list[Any], arrays: tuple[NDArray[Any], ...]) -> Request:
+    def _started(self, call: CallRecord, requests: list[Any], *arrays: NDArray[Any]) -> Request:
         """Note that a non-blocking call has been started, and return its request."""
         self._finish(call)
         return Request(requests, arrays, call, self.recorder)
@@ -253,7 +244,7 @@ class Group:
     def barrier(self) -> None:
         """Return when every rank has arrived."""
         if self.size > 1:
-            call = self._begin("barrier", 0)
+            call = self._begin("barrier")
             self.transport.flush()
             self.comm.Barrier()
             self._finish(call)
@@ -266,8 +257,7 @@ class Group:
         if self._transports is not None:
             self.iallreduce(array, operation).wait()
             return
-        require_buffer(array, "allreduce")
-        call = self._begin("allreduce", array.nbytes, array.dtype, reduction=operation)
+        call = self._begin("allreduce", array, reduction=operation)
         for piece in pieces(array, min(self._limit, REDUCE_PIECE)):
             self.comm.Allreduce(self._mpi.IN_PLACE, piece, getattr(self._mpi, operation.upper()))
         self._finish(call)
@@ -277,9 +267,8 @@ class Group:
         _require_reduction(operation)
         if self.size == 1:
             return DONE
-        require_buffer(array, "allreduce")
-        start = partial(self.transport.allreduce, array, operation)
-        return self._start("allreduce", array.nbytes, start, (array,), reduction=operation)
+        call = self._begin("allreduce", array, reduction=operation)
+        return self._started(call, self.transport.allreduce(array, operation), array)
 
     def allgather_rows(self, array: NDArray[Any]) -> None:
         """Gather the blocks of rows of all ranks (`hybridnn.comm.blocks`) in `array`, shape (rows, ...), in place.
@@ -291,9 +280,8 @@ class Group:
         if self._transports is not None or array.nbytes > self._limit:
             self.iallgather_rows(array).wait()
             return
-        require_buffer(array, "allgather")
+        call = self._begin("allgather", array)
         counts, offsets = row_layout(array, self.size)
-        call = self._begin("allgather", array.nbytes, array.dtype)
         if counts[0] == counts[-1]:
             self.comm.Allgather(self._mpi.IN_PLACE, array)
         else:
@@ -304,8 +292,8 @@ class Group:
         """As `allgather_rows`, but non-blocking; the request owns `array` until it is done."""
         if self.size == 1:
             return DONE
-        require_buffer(array, "allgather")
-        return self._start("allgather", array.nbytes, partial(self.transport.allgather, array), (array,))
+        call = self._begin("allgather", array)
+        return self._started(call, self.transport.allgather(array), array)
 
     def broadcast(self, array: NDArray[Any], root: int = 0) -> None:
         """Copy the root's `array` to all ranks, in place."""
@@ -314,8 +302,7 @@ class Group:
         if self._transports is not None:
             self.ibroadcast(array, root).wait()
             return
-        require_buffer(array, "broadcast")
-        call = self._begin("broadcast", array.nbytes, array.dtype, root)
+        call = self._begin("broadcast", array, root)
         for piece in pieces(array, self._limit):
             self.comm.Bcast(piece, root)
         self._finish(call)
@@ -324,9 +311,8 @@ class Group:
         """As `broadcast`, but non-blocking; the request owns `array` until it is done."""
         if self.size == 1:
             return DONE
-        require_buffer(array, "broadcast")
-        start = partial(self.transport.broadcast, array, root)
-        return self._start("broadcast", array.nbytes, start, (array,), root)
+        call = self._begin("broadcast", array, root)
+        return self._started(call, self.transport.broadcast(array, root), array)
 
     def scatter_rows(self, array: NDArray[Any] | None, out: NDArray[Any], rows: Sequence[int], root: int = 0) -> None:
         """Send rank i the next ``rows[i]`` rows of the root's `array`.
@@ -340,16 +326,7 @@ class Group:
         rows : sequence of int
             Number of rows of every rank; zeros are allowed.
         """
-        require_buffer(out, "scatter")
-        _require_shape("scatter", out, (rows[self.rank], *out.shape[1:]))
-        if self.rank == root:
-            array = _require_root_array("scatter", array, out, sum(rows))
-        if self.size == 1:
-            copy_rows(array, out)
-            return
-        total = sum(rows) * prod(out.shape[1:]) * out.itemsize
-        start = partial(self.transport.scatter, array, out, rows, root)
-        self._start("scatter", total, start, (out,) if array is None else (array, out), root).wait()
+        self._exchange_rows("scatter", array, out, rows, root)
 
     def gather_rows(self, array: NDArray[Any], out: NDArray[Any] | None, rows: Sequence[int], root: int = 0) -> None:
         """Concatenate the `array` of all ranks in the root's `out`.
@@ -363,52 +340,41 @@ class Group:
         rows : sequence of int
             Number of rows of every rank; zeros are allowed.
         """
-        require_buffer(array, "gather")
-        _require_shape("gather", array, (rows[self.rank], *array.shape[1:]))
+        self._exchange_rows("gather", out, array, rows, root)
+
+    def _exchange_rows(
+        self, name: str, full: NDArray[Any] | None, part: NDArray[Any], rows: Sequence[int], root: int
+    ) -> None:
+        """Scatter or gather, by `name`, between the root's `full` array and the `part` of every rank."""
+        require_buffer(part, name)
+        _require_shape(name, part, (rows[self.rank], *part.shape[1:]))
         if self.rank == root:
-            out = _require_root_array("gather", out, array, sum(rows))
+            if full is None:
+                raise ValueError(f"{name}: the root needs the whole array")
+            require_buffer(full, name, part.dtype)
+            _require_shape(name, full, (sum(rows), *part.shape[1:]))
+        scatters = name == "scatter"
         if self.size == 1:
-            copy_rows(array, out)
+            copy_rows(*((full, part) if scatters else (part, full)))
             return
-        width = prod(array.shape[1:])
-        total = sum(rows) * width * array.itemsize
-        if self._transports is not None or total > self._limit:
-            start = partial(self.transport.gather, array, out, rows, root)
-            self._start("gather", total, start, (array,) if out is None else (out, array), root).wait()
-            return
-        call = self._begin("gather", total, array.dtype, root)
-        counts = [n * width for n in rows]
-        self.comm.Gatherv(array, [out, counts, offsets_of(counts), None] if self.rank == root else None, root)
-        self._finish(call)
+        call = self._begin(name, part, root, nbytes=sum(rows) * prod(part.shape[1:]) * part.itemsize)
+        requests = self.transport.exchange_rows(full, part, rows, root, scatters=scatters)
+        self._started(call, requests, part, *([] if full is None else [full])).wait()
 
     # -- messages ----------------------------------------------------------------------------------------------------
 
-    def isend(
-        self, array: NDArray[Any], peer: int, tag: int, *, synchronous: bool = False, about: object = None
-    ) -> Request:
+    def isend(self, array: NDArray[Any], peer: int, tag: int, *, about: object = None) -> Request:
         """Send `array` to rank `peer`, non-blocking; the request owns `array` until it is done.
 
-        A `synchronous` send is done only when the receiver has begun to receive, for every size (``MPI_Issend``).
         `about` is the purpose of the message, for the recorder.
         """
-        require_buffer(array, "send")
         call = self._begin_message("send", array, peer, tag, about)
-        return self._started(call, self.transport.send(array, peer, tag, synchronous), (array,))
+        return self._started(call, self.transport.send(array, peer, tag), array)
 
     def ireceive(self, array: NDArray[Any], peer: int, tag: int, *, about: object = None) -> Request:
         """Receive `array` from rank `peer`, non-blocking; the request owns `array` until it is done."""
-        require_buffer(array, "receive")
         call = self._begin_message("receive", array, peer, tag, about)
-        return self._started(call, self.transport.receive(array, peer, tag), (array,))
-
-
-def _require_root_array(what: str, array: NDArray[Any] | None, part: NDArray[Any], rows: int) -> NDArray[Any]:
-    """The root's `array`, which must have `rows` rows like those of `part`."""
-    if array is None:
-        raise ValueError(f"{what}: the root needs the whole array")
-    require_buffer(array, what, part.dtype)
-    _require_shape(what, array, (rows, *part.shape[1:]))
-    return array
+        return self._started(call, self.transport.receive(array, peer, tag), array)
 
 
 def _require_reduction(operation: str) -> None:

@@ -14,7 +14,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -22,31 +22,27 @@ from typing import Literal, get_args
 
 from hybridnn.comm.mpi import (
     NO_MPI,
-    STEP_RANK,
     detect_launch,
     first_number,
     import_mpi,
     is_in_process,
     library_version,
     mpirun_settings,
-    srun_option,
+    own_cores,
+    short_version,
 )
 from hybridnn.errors import EnvironmentProblem, SettingError
 from hybridnn.utils.processes import run_child
 from hybridnn.utils.text import counted
 
-RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
-"""Rank of the process, set by mpirun, mpiexec and srun before MPI is loaded."""
-
 LAUNCHER_PREFIXES = ("OMPI_COMM_", "OMPI_UNIVERSE_", "PMIX_", "PMI_", "PRTE_", "SLURM_", "HYDI_", "MPI_LOCAL")
 """Prefixes of the variables that make a process a rank of a job."""
 
-BATCH_SYSTEMS = ("SLURM_JOB_NODELIST", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE")
-HOST_FILES = ("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile", "HYDRA_HOST_FILE")
-NODE_LISTS = BATCH_SYSTEMS + HOST_FILES
+NODE_LISTS = (
+    *("SLURM_JOB_NODELIST", "PBS_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE"),
+    *("PRTE_MCA_prte_default_hostfile", "OMPI_MCA_orte_default_hostfile", "HYDRA_HOST_FILE"),
+)
 """Where ``mpirun`` finds the nodes of a job, or those of the user; the cores of this node are then not the limit."""
-
-RANKS_PER_NODE = "SLURM_NTASKS_PER_NODE"
 
 FAMILIES: Mapping[str, str] = {
     "open mpi": "Open MPI",
@@ -63,9 +59,6 @@ is still in it, and an early message ends that other one with a segmentation fau
 nodes (open-mpi/ompi#12495). Not observed under mpirun."""
 
 VERSION_SECONDS = 60.0  # time limit of a program that prints a version or a list
-TRIAL_SECONDS = 120  # time limit of the trial of a launcher
-
-SRUN_PLUGINS = ("pmix", "pmi2")
 MPIRUNS = ("mpirun", "mpiexec", "prterun", "orterun")
 BIND_OPTIONS = {"--bind-to", "-bind-to"}
 
@@ -86,11 +79,6 @@ class Placement:
     threads: int = 1
     binding: Binding | None = None
 
-    @property
-    def is_free(self) -> bool:
-        """Whether the launcher chooses nodes and cores."""
-        return self.nodes is None and self.ranks_per_node is None and self.binding is None
-
     def texts(self) -> dict[str, str]:
         """The values as texts by name; empty texts for those that are left to the launcher."""
         return {name: "" if value is None else str(value) for name, value in asdict(self).items()}
@@ -106,14 +94,6 @@ RankCommand = Callable[[int, Sequence[str], Placement], list[str]]
 def without_launcher(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment without the variables that would make a child process a rank of this job."""
     return {name: value for name, value in environment.items() if not name.startswith(LAUNCHER_PREFIXES)}
-
-
-def launched_rank(environment: Mapping[str, str], *, in_step: bool) -> int | None:
-    """Rank of a process as its launcher numbered it; None without a launcher.
-
-    `in_step` is whether Slurm's number of the task is a rank: Slurm numbers batch scripts and interactive shells, too.
-    """
-    return first_number(environment, *RANK_VARIABLES, *([STEP_RANK] if in_step else []))
 
 
 @dataclass(frozen=True)
@@ -132,7 +112,7 @@ class RankLauncher:
             if environment.get("SLURM_MPI_TYPE"):  # the user's choice, which srun reads too
                 return cls(("srun", "-n"))
             option = srun_option(_library(environment))
-            if option in _plugins(environment):
+            if option in srun_plugins(environment):
                 return cls(("srun", f"--mpi={option}", "-n"))
         return cls((_fitting_mpirun(environment), "-n"))
 
@@ -143,9 +123,7 @@ class RankLauncher:
 
     def ends_ranks_on_signals(self, environment: Mapping[str, str]) -> bool:
         """Whether SIGINT and SIGTERM end the ranks without reaching them, as under Open MPI's ``mpirun``."""
-        if self.is_srun:
-            return False
-        return family_of_program(self.prefix[0], environment) == "Open MPI"
+        return not self.is_srun and family_of_program(self.prefix[0], environment) == "Open MPI"
 
     def command(
         self,
@@ -179,26 +157,8 @@ class RankLauncher:
             needed = mpirun_settings(as_root=os.geteuid() == 0, oversubscribed=crowded, bound=bound)
         return {name: value for name, value in needed.items() if name not in environment}
 
-    def with_settings(self, ranks: int, program: Sequence[str], placement: Placement) -> list[str]:
-        """The command, with its `settings`, in the environment of this process."""
-        settings = [f"{name}={value}" for name, value in self.settings(ranks, os.environ, placement).items()]
-        return ["env", *settings, *self.command(ranks, program, os.environ, placement)]
-
-    def trial_problem(self, ranks: str, nodes: str, environment: Mapping[str, str]) -> str:
-        """Why this launcher does not start connected ranks on all nodes of a job, in one line; empty if it does."""
-        ended = run_child([*self.prefix, ranks, *trial_command(ranks, nodes)], TRIAL_SECONDS, environment)
-        if ended.timed_out:
-            return f"no answer within {TRIAL_SECONDS} s"
-        if ended.code == 0:
-            return ""
-        lines = [line.strip() for line in ended.errors.splitlines() if line.strip()]
-        for fragment in ("MPI sees", "Error", "error", ""):  # launchers print other lines around the reason
-            if found := [line for line in lines if fragment in line]:
-                return found[0]
-        return f"exit code {ended.code}"
-
     def _mpirun_options(self, ranks: int, environment: Mapping[str, str], placement: Placement) -> list[str]:
-        if placement.is_free and placement.threads == 1:
+        if placement == ANYWHERE:
             return []
         if (placement.nodes or 1) > 1 and not in_job(environment):
             raise SettingError(
@@ -209,22 +169,6 @@ class RankLauncher:
             needs = f"{ranks} ranks of {counted(placement.threads, 'thread')} need more cores than this machine has"
             raise SettingError("binding", placement.binding, needs)
         return mpirun_options(family_of_program(self.prefix[0], environment), placement, crowded=crowded)
-
-
-def candidates(environment: Mapping[str, str]) -> Iterator[RankLauncher]:
-    """Yield the launchers that may work in a Slurm job, in order of preference.
-
-    The one that does depends on the build of Slurm and of the MPI library; any other starts processes of one rank each.
-    """
-    path = environment.get("PATH")
-    if shutil.which("srun", path=path):
-        yield RankLauncher(("srun", "-n"))
-        plugins = _plugins(environment)
-        for plugin in filter(plugins.__contains__, SRUN_PLUGINS):
-            yield RankLauncher(("srun", f"--mpi={plugin}", "-n"))
-    if shutil.which("mpirun", path=path):
-        # Without the option, it would bind each rank with all its threads to one of the cores of the job.
-        yield RankLauncher(("mpirun", "--bind-to", "none", "-n"))
 
 
 def trial_command(ranks: str, nodes: str) -> list[str]:
@@ -242,7 +186,13 @@ def rank_command(launcher: str | None, most_ranks: int) -> RankCommand:
     it is no such command, `EnvironmentProblem` without its program.
     """
     if launcher is None:
-        return RankLauncher.find(os.environ).with_settings
+        found = RankLauncher.find(os.environ)
+
+        def own_command(ranks: int, program: Sequence[str], placement: Placement) -> list[str]:
+            settings = [f"{name}={value}" for name, value in found.settings(ranks, os.environ, placement).items()]
+            return ["env", *settings, *found.command(ranks, program, os.environ, placement)]
+
+        return own_command
     try:
         template = shlex.split(launcher)
     except ValueError as error:
@@ -268,7 +218,7 @@ def rank_command(launcher: str | None, most_ranks: int) -> RankCommand:
 
 def _place(template: Sequence[str], launcher: str, placement: Placement) -> list[str]:
     """The words of a launcher with its options for the placement."""
-    if not template or (placement.is_free and placement.threads == 1):
+    if not template or placement == ANYWHERE:
         return list(template)
     program, *words = template
     name = Path(program).name
@@ -289,19 +239,24 @@ def _place(template: Sequence[str], launcher: str, placement: Placement) -> list
 
 def _filled_nodes(ranks: int, environment: Mapping[str, str]) -> str:
     """Nodes that ranks fill in a Slurm job with a number of ranks per node; empty elsewhere."""
-    per_node = first_number(environment, RANKS_PER_NODE)
+    per_node = first_number(environment, "SLURM_NTASKS_PER_NODE")
     return str(-(-ranks // per_node)) if per_node else ""
 
 
 def srun_options(placement: Placement) -> list[str]:
     """Options of ``srun``."""
-    if placement.is_free and placement.threads == 1:
+    if placement == ANYWHERE:
         return []
     options = [f"--nodes={placement.nodes}"] if placement.nodes else []
     options += [f"--ntasks-per-node={placement.ranks_per_node}"] if placement.ranks_per_node else []
     options += [f"--cpus-per-task={placement.threads}"]
     units = {"none": "none", "core": "cores", "socket": "sockets"}
     return options + ([f"--cpu-bind={units[placement.binding]}"] if placement.binding else [])
+
+
+def srun_on_every_node(nodes: int | str) -> list[str]:
+    """The command that starts a program once on each of the `nodes` of a Slurm job, without MPI."""
+    return ["srun", "--mpi=none", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
 
 
 def mpirun_options(family: str, placement: Placement, *, crowded: bool = False) -> list[str]:
@@ -355,24 +310,26 @@ def mpi_family(text: str) -> str:
     return next((family for word, family in FAMILIES.items() if word in lowered), "")
 
 
-def _plugins(environment: Mapping[str, str]) -> list[str]:
+def srun_option(library: str) -> str:
+    """Value of ``srun --mpi=`` for an MPI library by its name and version, such as ``Open MPI v5.0.11``."""
+    return "pmix" if mpi_family(library) == "Open MPI" else "pmi2"
+
+
+def srun_plugins(environment: Mapping[str, str]) -> list[str]:
     """Words of ``srun --mpi=list``, among them its plugins; some versions of Slurm print them to standard error."""
-    return re.findall(r"\w+", _output(["srun", "--mpi=list"], environment))
-
-
-def _output(command: Sequence[str], environment: Mapping[str, str]) -> str:
-    result = run_child(command, VERSION_SECONDS, environment)
-    return result.output + result.errors
+    listed = run_child(["srun", "--mpi=list"], VERSION_SECONDS, environment)
+    return re.findall(r"\w+", listed.output + listed.errors)
 
 
 def family_of_program(program: str, environment: Mapping[str, str]) -> str:
     """Family of an ``mpirun``, by the version that it prints."""
-    return _family_of_program(program, tuple(sorted(without_launcher(environment).items())))
+    return _family_of_file(shutil.which(program, path=environment.get("PATH")) or program)
 
 
 @lru_cache(maxsize=8)
-def _family_of_program(program: str, variables: tuple[tuple[str, str], ...]) -> str:
-    return mpi_family(_output([program, "--version"], dict(variables)))
+def _family_of_file(program: str) -> str:
+    printed = run_child([program, "--version"], VERSION_SECONDS, without_launcher(os.environ))
+    return mpi_family(printed.output + printed.errors)
 
 
 def _fitting_mpirun(environment: Mapping[str, str]) -> str:
@@ -403,13 +360,12 @@ def _library(environment: Mapping[str, str]) -> str:
     result = run_child(command, VERSION_SECONDS, without_launcher(environment))
     if result.code != 0 or not result.output.strip():
         raise EnvironmentProblem(f"{NO_MPI}; mpi4py {result.summary}")
-    return result.output.split("\n")[0].split(",")[0].strip("\0 ")
+    return short_version(result.output)
 
 
 def _physical_cores() -> int:
     """Cores that this process may use, as Open MPI counts them: the hardware threads of a core are one."""
-    threads = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    return len({_siblings(thread) for thread in threads})
+    return len({_siblings(thread) for thread in own_cores()})
 
 
 def _siblings(thread: int) -> str:

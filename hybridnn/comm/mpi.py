@@ -156,7 +156,11 @@ def require_communicator(comm: object) -> None:
 
 def library_version() -> str:
     """Name and version of the MPI library, such as ``Open MPI v5.0.11`` and ``MPICH Version: 5.0.2``."""
-    text: str = import_mpi().Get_library_version()
+    return short_version(import_mpi().Get_library_version())
+
+
+def short_version(text: str) -> str:
+    """Name and version from the text that an MPI library prints about itself."""
     return " ".join(text.split("\n")[0].split(",")[0].strip("\0 ").split())
 
 
@@ -196,6 +200,9 @@ SIZE_VARIABLES = {
 }
 """Number of ranks, and the launcher that sets the variable. A nested launcher overwrites it."""
 
+RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+"""Rank of the process, set by mpirun, mpiexec and srun; Open MPI needs one of them to find the other ranks."""
+
 STEP_SIZE, STEP_RANK = "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"
 """Number of tasks of a Slurm step, and the task. A batch script has the second without being a step."""
 
@@ -229,14 +236,23 @@ def detect_launch(environment: Mapping[str, str]) -> Launch | None:
     return Launch("srun", True, step)
 
 
+def launched_rank(environment: Mapping[str, str]) -> int | None:
+    """Rank of a process as its launcher numbered it, before MPI is loaded; None without a launcher.
+
+    Slurm numbers batch scripts and the shell of ``srun --pty`` too, which are no ranks: only a step has several tasks.
+    """
+    in_step = environment.get(STEP_SIZE, "1") != "1" and environment.get("SLURM_STEP_ID") != INTERACTIVE_STEP
+    return first_number(environment, *RANK_VARIABLES, *([STEP_RANK] if in_step else []))
+
+
+def own_cores() -> set[int]:
+    """Cores that this process may use: those that a launcher has bound it to."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+
+
 def first_number(environment: Mapping[str, str], *names: str) -> int | None:
     """Value of the first of these variables that is a whole number; None if none is."""
     return next((int(environment[name]) for name in names if environment.get(name, "").isdigit()), None)
-
-
-def srun_option(library: str) -> str:
-    """Value of ``srun --mpi=`` for an MPI library by its name and version, such as ``Open MPI v5.0.11``."""
-    return "pmix" if "open mpi" in library.lower() else "pmi2"
 
 
 # -- settings of Open MPI ----------------------------------------------------------------------------------------------
@@ -309,9 +325,6 @@ def set_rank_settings(environment: MutableMapping[str, str]) -> None:
         environment["HOME"] = home if os.path.isabs(home) else "/"
 
 
-LAUNCHED = ("PMIX_RANK", "PMI_RANK", "OMPI_COMM_WORLD_SIZE")
-"""Variables of which Open MPI needs one to find the other ranks of its job."""
-
 BTL = "OMPI_MCA_btl"
 
 
@@ -322,7 +335,7 @@ def single_process_settings(environment: MutableMapping[str, str]) -> Iterator[N
     Such a process has nobody to share memory with, and Open MPI 5 does not remove the file that it makes for it in
     ``/dev/shm``. The variable is restored, because the process may start ranks later. The user's own value is kept.
     """
-    if environment.get(BTL) != COMMUNICATION[BTL] or any(name in environment for name in LAUNCHED):
+    if environment.get(BTL) != COMMUNICATION[BTL] or any(name in environment for name in RANK_VARIABLES):
         yield
         return
     environment[BTL] = f"{COMMUNICATION[BTL]},sm"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hybridnn.comm.group import Group
+from hybridnn.comm.mpi import own_cores
 from hybridnn.utils.text import counted
 
 THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "OMP_NUM_THREADS")
@@ -67,8 +68,3 @@ def limit_blas_threads(node_group: Group, multiply_adds: int = 0) -> BlasThreads
         why = f"large products, {counted(cores, 'core')} for {counted(ranks, 'rank')}"
     count = max((pool["num_threads"] for pool in pools.info() if pool["user_api"] == "blas"), default=1)
     return BlasThreads(count, why)
-
-
-def own_cores() -> set[int]:
-    """Cores that this process may use."""
-    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,8 @@ from hybridnn.nn.kernels import Array
 
 Graphs = MutableMapping[int, Callable[..., None]]
 """Replays of CUDA graphs by a key. A graph is freed when the last mapping that holds it drops it."""
+
+COLLECTIVE_TAG = 32_767  # tag of the messages that a collective consists of: the highest that every MPI library has
 
 REDUCTIONS = ("sum", "max")
 """Operations of an all-reduce."""
@@ -87,23 +88,27 @@ class Transport:
         """Copy the root's `array` to all ranks."""
         return [self._comm.Ibcast(piece, root) for piece in self._pieces(array)]
 
-    def scatter(self, array: Array | None, out: Array, rows: Sequence[int], root: int) -> list[Any]:
-        """Send every rank its rows of the root's `array`."""
-        width = prod(out.shape[1:])
-        if sum(rows) * width * out.itemsize > self._limit:
-            return self._messages(array, out, rows, root, scatters=True)
-        counts = [n * width for n in rows]
-        send = [array, counts, offsets_of(counts), None] if self._rank == root else None
-        return [self._comm.Iscatterv(send, out, root)]
+    def exchange_rows(
+        self, full: Array | None, part: Array, rows: Sequence[int], root: int, *, scatters: bool
+    ) -> list[Any]:
+        """Scatter the rows of the root's `full` array to the `part` of every rank, or gather them, by messages."""
+        if self._rank != root or full is None:
+            start = self._comm.Irecv if scatters else self._comm.Isend
+            return [start(piece, root, COLLECTIVE_TAG) for piece in self._pieces(part)]
+        start, requests = (self._comm.Isend if scatters else self._comm.Irecv), []
+        for rank, first in enumerate(offsets_of(rows)):
+            block = full[first : first + rows[rank]]
+            if rank != root:
+                requests += [start(piece, rank, COLLECTIVE_TAG) for piece in self._pieces(block)]
+            elif scatters:
+                part[...] = block
+            else:
+                block[...] = part
+        return requests
 
-    def gather(self, array: Array, out: Array | None, rows: Sequence[int], root: int) -> list[Any]:
-        """Concatenate the rows of all ranks in the root's `out`."""
-        return self._messages(out, array, rows, root, scatters=False)
-
-    def send(self, array: Array, peer: int, tag: int, synchronous: bool) -> list[Any]:
+    def send(self, array: Array, peer: int, tag: int) -> list[Any]:
         """Send a message."""
-        send = self._comm.Issend if synchronous else self._comm.Isend
-        return [send(piece, peer, tag) for piece in self._pieces(array)]
+        return [self._comm.Isend(piece, peer, tag) for piece in self._pieces(array)]
 
     def receive(self, array: Array, peer: int, tag: int) -> list[Any]:
         """Receive a message."""
@@ -121,24 +126,6 @@ class Transport:
 
     def disconnect(self) -> None:
         """Close the connections beside MPI; calls are staged from then on. Collective, with nothing in flight."""
-
-    def _messages(
-        self, full: Array | None, part: Array, rows: Sequence[int], root: int, *, scatters: bool
-    ) -> list[Any]:
-        """Scatter or gather by messages between the root's `full` array and the `part` of each rank."""
-        if self._rank != root or full is None:
-            start = self._comm.Irecv if scatters else self._comm.Isend
-            return [start(piece, root) for piece in self._pieces(part)]
-        start, requests = (self._comm.Isend if scatters else self._comm.Irecv), []
-        for rank, first in enumerate(offsets_of(rows)):
-            block = full[first : first + rows[rank]]
-            if rank != root:
-                requests += [start(piece, rank) for piece in self._pieces(block)]
-            elif scatters:
-                part[...] = block
-            else:
-                block[...] = part
-        return requests
 
     def _pieces(self, array: Array) -> Sequence[Array]:
         return pieces(array, self._limit)

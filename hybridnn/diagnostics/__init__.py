@@ -1,1 +1,1 @@
-"""What ends a job that fails or stalls, and says why: fail-safe, watchdogs, diagnosis of the states of all ranks."""
+"""What ends a job that fails or stalls, and says why: fail-safe, watchdogs, rank states. Hosts, and their load."""

@@ -21,8 +21,9 @@ import numpy as np
 from hybridnn.checkpoints.file_io import nodes_without
 from hybridnn.comm.agreement import gather_texts, name_hosts
 from hybridnn.comm.group import Group
-from hybridnn.comm.hosts import describe_binding
-from hybridnn.comm.threads import THREAD_VARIABLES, own_cores, threads_for
+from hybridnn.comm.mpi import own_cores
+from hybridnn.comm.threads import THREAD_VARIABLES, threads_for
+from hybridnn.diagnostics.hosts import describe_binding
 from hybridnn.doctor.node_checks import (
     CPU_QUOTA,
     NODE_LIMITS,

@@ -22,10 +22,9 @@ from statistics import median_low
 
 from hybridnn._version import __version__
 from hybridnn.comm.agreement import name_hosts
-from hybridnn.comm.hosts import blas_library, processor_name
-from hybridnn.comm.launcher import NODE_LISTS, VERSION_SECONDS, Placement, RankLauncher
-from hybridnn.comm.mpi import library_version, load_mpi_library
-from hybridnn.comm.threads import own_cores
+from hybridnn.comm.launcher import NODE_LISTS, VERSION_SECONDS, Placement, RankLauncher, srun_on_every_node
+from hybridnn.comm.mpi import library_version, load_mpi_library, own_cores
+from hybridnn.diagnostics.hosts import blas_library, processor_name
 from hybridnn.doctor.report import Finding, failure, ok, run_checks, warning
 from hybridnn.errors import EnvironmentProblem, HybridnnError
 from hybridnn.utils.files import memory_bytes
@@ -257,8 +256,7 @@ def survey_command(nodes: int, environment: Mapping[str, str], seconds: float) -
     program = ["sh", "-c", ANSWER, "sh", f"{seconds:g}", sys.executable, "-m", "hybridnn.doctor.node_checks"]
     if environment.get("SLURM_JOB_NODELIST"):
         # Beside steps that run, with all cores of the job, and without PMIx, which may not work.
-        shape = ["--mpi=none", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1"]
-        return ["srun", *shape, "--overlap", "--cpu-bind=none", "--no-kill", *program], {}
+        return [*srun_on_every_node(nodes), "--overlap", "--cpu-bind=none", "--no-kill", *program], {}
     launcher = RankLauncher.find(environment)
     placement = Placement(nodes=nodes, ranks_per_node=1, binding="none")
     settings = launcher.settings(nodes, environment, placement)

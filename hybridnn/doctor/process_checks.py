@@ -16,9 +16,9 @@ from typing import Any
 
 from hybridnn._version import __version__
 from hybridnn.checkpoints.file_io import nearest_existing
-from hybridnn.comm.hosts import blas_library
 from hybridnn.comm.launcher import RankLauncher, trial_command, without_launcher
 from hybridnn.comm.mpi import detect_launch
+from hybridnn.diagnostics.hosts import blas_library
 from hybridnn.doctor.node_checks import LEAST_MAJOR, load_mpi, package_versions
 from hybridnn.doctor.report import Finding, failure, ok, run_checks, warning
 from hybridnn.errors import EnvironmentProblem

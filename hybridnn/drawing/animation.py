@@ -28,7 +28,6 @@ from hybridnn.drawing.drawing import (
 from hybridnn.pipeline.schedules.compiled_schedule import MessageFlow
 from hybridnn.pipeline.schedules.instructions import Barrier, Forward, Recompute, Update
 from hybridnn.pipeline.schedules.methods import METHODS
-from hybridnn.pipeline.schedules.program import lifetimes, plan_memory
 from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.pipeline.schedules.weight_policies import WeightRead
 from hybridnn.utils.text import to_json
@@ -106,11 +105,11 @@ class _Story:
     def stage(self, stage: int) -> Stage:
         """What a stage holds within the time of the drawing."""
         order, label = self.schedule.orders[stage], self.numbering.label
-        of_inputs, of_activations = lifetimes(order)
-        activations = ((label(item), *lifetime) for item, lifetime in of_activations.items())
+        plan = self.timeline.plans[stage]
+        activations = ((label(item), *lifetime) for item, lifetime in plan.activation_lifetimes.items())
         inputs: Iterable[tuple[str, int, int]] = ()
         if any(isinstance(item, Recompute) for item in order):
-            inputs = ((label(Forward(*part)), *lifetime) for part, lifetime in of_inputs.items())
+            inputs = ((label(Forward(*part)), *lifetime) for part, lifetime in plan.input_lifetimes.items())
         barriers = tuple(
             (item.start, item.end)
             for item in self.timeline.stages[stage]
@@ -130,19 +129,16 @@ class _Story:
         }
         found = []
         for stage, items in enumerate(self.timeline.stages):
-            _, needed = flow.of_stage(stage)
             for use in items:
-                item = use.instruction
-                channel = needed.get((type(item), item.chunk))
-                span = None if channel is None else sent.get((channel, item.minibatch, item.microbatch))
-                if channel is not None and span is not None:
-                    ends = channel.sender, channel.receiver, channel.gradients
-                    found.append(SentMessage(*ends, self.numbering.label(item), *span, use.start))
+                message = flow.needed(stage, use.instruction)
+                if message is not None and message in sent:
+                    ends, label = message[0][:3], self.numbering.label(use.instruction)
+                    found.append(SentMessage(*ends, label, *sent[message], use.start))
         return tuple(sorted(found, key=lambda message: message.start))
 
     def _weights(self, stage: int) -> Iterator[Stored]:
         """Versions of a stage, each until the next update and its last reader; the last one for ever."""
-        last_readers = plan_memory(self.schedule, stage).last_readers
+        last_readers = self.timeline.plans[stage].last_readers
         items = self.timeline.stages[stage]
         updates = [item.end for item in items if isinstance(item.instruction, Update)]
         for version, (born, replaced) in enumerate(pairwise([-inf, *updates, inf])):

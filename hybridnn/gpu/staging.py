@@ -13,11 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.blocks import block_slice, offsets_of, row_layout
-from hybridnn.comm.transport import BucketConfig, Transport, copy_rows, is_on_host
+from hybridnn.comm.transport import COLLECTIVE_TAG, BucketConfig, Transport, copy_rows, is_on_host
 from hybridnn.gpu.device import Device
 from hybridnn.nn.kernels import Array
-
-STAGING_TAG = 32_767  # tag of the messages that a collective consists of: the highest that every MPI library has
 
 ALL = slice(None)
 
@@ -174,14 +172,10 @@ class Staging(Transport):
         self._broadcast(transfer, array, root)
         return [transfer]
 
-    def scatter(self, array: Array | None, out: Array, rows: Sequence[int], root: int) -> list[Any]:
-        """Send every rank its rows of the root's `array`."""
-        return self._messages(array, out, rows, root, scatters=True)
-
-    def send(self, array: Array, peer: int, tag: int, synchronous: bool) -> list[Any]:
+    def send(self, array: Array, peer: int, tag: int) -> list[Any]:
         """Send a message."""
         transfer = Transfer(self._device)
-        self._send(transfer, array, peer, tag, synchronous=synchronous)
+        self._send(transfer, array, peer, tag)
         return [transfer]
 
     def receive(self, array: Array, peer: int, tag: int) -> list[Any]:
@@ -194,20 +188,20 @@ class Staging(Transport):
         """Start all calls that wait for the device, of any group."""
         self._device.flush()
 
-    def _messages(
+    def exchange_rows(
         self, full: Array | None, part: Array, rows: Sequence[int], root: int, *, scatters: bool
     ) -> list[Any]:
-        """Scatter or gather by messages between the root's `full` array and the `part` of each rank."""
+        """Scatter the rows of the root's `full` array to the `part` of every rank, or gather them, by messages."""
         transfer = Transfer(self._device)
         if full is None or self._rank != root:
             start = self._receive if scatters else self._send
-            start(transfer, part, root, STAGING_TAG)
+            start(transfer, part, root, COLLECTIVE_TAG)
             return [transfer]
         start = self._send if scatters else self._receive
         for rank, first in enumerate(offsets_of(rows)):
             block = full[first : first + rows[rank]]
             if rank != root:
-                start(transfer, block, rank, STAGING_TAG)
+                start(transfer, block, rank, COLLECTIVE_TAG)
             elif scatters:
                 self._copy(block, part)
             else:
@@ -226,10 +220,9 @@ class Staging(Transport):
             start = partial(self._comm.Ibcast, root=root)
             transfer.stage(piece, start, fetch=ALL if is_root else None, deliver=None if is_root else piece)
 
-    def _send(self, transfer: Transfer, array: Array, peer: int, tag: int, *, synchronous: bool = False) -> None:
-        send = self._comm.Issend if synchronous else self._comm.Isend
+    def _send(self, transfer: Transfer, array: Array, peer: int, tag: int) -> None:
         for piece in self._pieces(array):
-            self._add_message(transfer, piece, partial(send, dest=peer, tag=tag), is_sent=True)
+            self._add_message(transfer, piece, partial(self._comm.Isend, dest=peer, tag=tag), is_sent=True)
 
     def _receive(self, transfer: Transfer, array: Array, peer: int, tag: int) -> None:
         for piece in self._pieces(array):
@@ -259,18 +252,18 @@ class DeviceMpi(Staging):
         """Gather the blocks of rows of all ranks in `array`."""
         transfer = Transfer(self._device)
         for after, before in self._pairs():
-            self._receive(transfer, self._block(array, before), before, STAGING_TAG)
-            self._send(transfer, self._block(array, self._rank), after, STAGING_TAG)
+            self._receive(transfer, self._block(array, before), before, COLLECTIVE_TAG)
+            self._send(transfer, self._block(array, self._rank), after, COLLECTIVE_TAG)
         return [transfer]
 
     def broadcast(self, array: Array, root: int) -> list[Any]:
         """Copy the root's `array` to all ranks."""
         transfer = Transfer(self._device)
         if self._rank != root:
-            self._receive(transfer, array, root, STAGING_TAG)
+            self._receive(transfer, array, root, COLLECTIVE_TAG)
             return [transfer]
         for after, _ in self._pairs():
-            self._send(transfer, array, after, STAGING_TAG)
+            self._send(transfer, array, after, COLLECTIVE_TAG)
         return [transfer]
 
     def _add_message(self, transfer: Transfer, piece: Array, start: StartCall, *, is_sent: bool) -> None:

@@ -11,7 +11,7 @@ On a GPU calls are asynchronous: they enqueue work on the current stream. Only `
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib.machinery import ExtensionFileLoader, PathFinder
 from importlib.util import find_spec, module_from_spec
@@ -45,8 +45,6 @@ SLICE_UNIT = 64
 OpenBLAS's ``saxpy`` for AVX2 rounds once per element in blocks of 32 elements, and twice in the elements after the last
 block: they must be the same ones. Several threads of BLAS divide long vectors anywhere.
 """
-
-NORM_BLOCK = 1 << 16
 
 BLAS_PACKAGE = "scipy.linalg"
 
@@ -97,8 +95,13 @@ def squared_norm(flat: HostArray) -> float:
         total = float(np.dot(flat, flat))
     if isfinite(total) or not np.isfinite(flat).all():
         return total
-    blocks = (flat[start : start + NORM_BLOCK].astype(np.float64) for start in range(0, flat.size, NORM_BLOCK))
-    return float(sum(np.dot(block, block) for block in blocks))
+    parts = (flat[block].astype(np.float64) for block in blocks(flat.size))
+    return float(sum(np.dot(part, part) for part in parts))
+
+
+def blocks(size: int) -> Iterator[slice]:
+    """Slices of arrays of `size` elements that stay in the processor's cache."""
+    return (slice(start, min(start + UPDATE_BLOCK, size)) for start in range(0, size, UPDATE_BLOCK))
 
 
 class Kernels:
@@ -330,10 +333,8 @@ class Kernels:
         overwritten. `scalars` are those of `Optimizer.step_scalars`: the learning rate.
         """
         lr, momentum, weight_decay = scalars[0], settings.momentum, settings.weight_decay
-        for start in range(0, weights.size, UPDATE_BLOCK):
-            w = weights[start : start + UPDATE_BLOCK]
-            g = gradient[start : start + UPDATE_BLOCK]
-            new = out[start : start + UPDATE_BLOCK]
+        for block in blocks(weights.size):
+            w, g, new = weights[block], gradient[block], out[block]
             if weight_decay:
                 t = scratch[: w.size]
                 np.copyto(t, g)
@@ -344,7 +345,7 @@ class Kernels:
             if velocity is None:
                 add_scaled(new, -lr, g)
                 continue
-            v = velocity[start : start + UPDATE_BLOCK]
+            v = velocity[block]
             np.multiply(v, momentum, out=v)
             add_scaled(v, 1.0 - settings.dampening, g)
             if settings.nesterov:
@@ -372,14 +373,11 @@ class Kernels:
         step_size, root_correction, keep = scalars
         weight_decay, eps = settings.weight_decay, settings.eps
         half = scratch.size // 2
-        for start in range(0, weights.size, UPDATE_BLOCK):
-            w = weights[start : start + UPDATE_BLOCK]
-            g = gradient[start : start + UPDATE_BLOCK]
-            m = first[start : start + UPDATE_BLOCK]
-            v = second[start : start + UPDATE_BLOCK]
+        for block in blocks(weights.size):
+            w, g, m, v = weights[block], gradient[block], first[block], second[block]
             t = scratch[: w.size]
             if weight_decay and settings.decoupled:
-                w = np.multiply(w, keep, out=out[start : start + UPDATE_BLOCK])
+                w = np.multiply(w, keep, out=out[block])
             elif weight_decay:
                 decayed = scratch[half : half + w.size]
                 np.multiply(w, weight_decay, out=decayed)
@@ -397,17 +395,17 @@ class Kernels:
             np.add(t, eps, out=t)
             np.divide(m, t, out=t)
             np.multiply(t, step_size, out=t)
-            np.subtract(w, t, out=out[start : start + UPDATE_BLOCK])
+            np.subtract(w, t, out=out[block])
 
     def sgd_prediction(self, weights: Array, velocity: Array, out: Array, distance: float) -> None:
         """Weights extrapolated along the velocity, ``out = w - distance * v``, of arrays of shape (n,).
 
         The distance is the number of steps times the learning rate.
         """
-        for start in range(0, weights.size, UPDATE_BLOCK):
-            t = out[start : start + UPDATE_BLOCK]
-            np.multiply(velocity[start : start + UPDATE_BLOCK], distance, out=t)
-            np.subtract(weights[start : start + UPDATE_BLOCK], t, out=t)
+        for block in blocks(weights.size):
+            t = out[block]
+            np.multiply(velocity[block], distance, out=t)
+            np.subtract(weights[block], t, out=t)
 
     def adam_prediction(
         self,
@@ -423,14 +421,14 @@ class Kernels:
         `corrections` are the first two scalars of `adam_update`, with the learning rate times the number of steps.
         """
         step_size, root_correction = corrections
-        for start in range(0, weights.size, UPDATE_BLOCK):
-            t = out[start : start + UPDATE_BLOCK]
-            np.sqrt(second[start : start + UPDATE_BLOCK], out=t)
+        for block in blocks(weights.size):
+            t = out[block]
+            np.sqrt(second[block], out=t)
             np.divide(t, root_correction, out=t)
             np.add(t, eps, out=t)
-            np.divide(first[start : start + UPDATE_BLOCK], t, out=t)
+            np.divide(first[block], t, out=t)
             np.multiply(t, step_size, out=t)
-            np.subtract(weights[start : start + UPDATE_BLOCK], t, out=t)
+            np.subtract(weights[block], t, out=t)
 
 
 NUMPY = Kernels()  # the host's arithmetic; it has no state

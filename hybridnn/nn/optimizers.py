@@ -17,7 +17,7 @@ from typing import ClassVar
 import numpy as np
 
 from hybridnn.errors import SettingError
-from hybridnn.nn.kernels import UPDATE_BLOCK, Array, Kernels
+from hybridnn.nn.kernels import UPDATE_BLOCK, Array, Kernels, blocks
 from hybridnn.utils.checks import (
     AtLeastZero,
     BelowOne,
@@ -40,6 +40,7 @@ OTHER_NAMES_OF_ADAM = MappingProxyType(
 )
 
 NEGLIGIBLE = 2.0**-60  # beside 1 in float64
+MOMENTUM_DECAY = 0.004  # of `NAdam`: Dozat's value, and PyTorch's default
 
 
 @dataclass
@@ -56,10 +57,7 @@ class OptimizerState:
 
     def blocks(self, size: int) -> Iterator[tuple[slice, Array]]:
         """Slices of arrays of `size` elements that stay in the cache, each with scratch memory of its length."""
-        length = max(self.scratch.size // 2, 1)
-        for start in range(0, size, length):
-            stop = min(start + length, size)
-            yield slice(start, stop), self.scratch[: stop - start]
+        return ((block, self.scratch[: block.stop - block.start]) for block in blocks(size))
 
 
 def new_state(optimizer: Optimizer, weights: Array, kernels: Kernels) -> OptimizerState:
@@ -165,15 +163,9 @@ class SGD(Optimizer):
     ) -> None:
         """``v = momentum v + (1 - dampening) g; w -= lr v``, in place or into `out`."""
         state.updates += 1
-        state.kernels.sgd_update(
-            weights,
-            gradient,
-            state.slots.get("velocity"),
-            weights if out is None else out,
-            state.scratch,
-            self,
-            (lr,) if state.device_scalars is None else state.device_scalars,
-        )
+        velocity, new = state.slots.get("velocity"), weights if out is None else out
+        scalars = (lr,) if state.device_scalars is None else state.device_scalars
+        state.kernels.sgd_update(weights, gradient, velocity, new, state.scratch, self, scalars)
 
     @property
     def predicts_weights(self) -> bool:
@@ -219,16 +211,8 @@ class Adam(Optimizer):
         """Move along the bias-corrected first moment over the root of the second, in place or into `out`."""
         scalars = self._scalars(state.updates + 1, lr) if state.device_scalars is None else state.device_scalars
         state.updates += 1
-        state.kernels.adam_update(
-            weights,
-            gradient,
-            state.slots["first"],
-            state.slots["second"],
-            weights if out is None else out,
-            state.scratch,
-            self,
-            scalars,
-        )
+        first, second, new = state.slots["first"], state.slots["second"], weights if out is None else out
+        state.kernels.adam_update(weights, gradient, first, second, new, state.scratch, self, scalars)
 
     def step_scalars(self, state: OptimizerState, lr: float) -> Sequence[float]:
         """Step size, root of the second moment's bias correction, and what decoupled decay keeps of a weight."""
@@ -239,14 +223,8 @@ class Adam(Optimizer):
         if state.updates == 0:
             state.kernels.copy(weights, out)
             return
-        state.kernels.adam_prediction(
-            weights,
-            state.slots["first"],
-            state.slots["second"],
-            out,
-            self.eps,
-            self._scalars(state.updates, steps * lr)[:2],
-        )
+        corrections = self._scalars(state.updates, steps * lr)[:2]
+        state.kernels.adam_prediction(weights, state.slots["first"], state.slots["second"], out, self.eps, corrections)
 
     def _scalars(self, step: int, lr: float) -> tuple[float, float, float]:
         """The bias corrections of Kingma and Ba 2015, section 2, as factors of the step, for updates from 1 on."""
@@ -326,8 +304,6 @@ class NAdam(Optimizer):
         Decay of the running mean of the gradient, the momentum, and of its square, each at least 0 and below 1.
     eps : float
         Added to the root of the second moment.
-    momentum_decay : float
-        The momentum of update t is ``betas[0] (1 - 0.96**(t momentum_decay) / 2)``.
     """
 
     name = "nadam"
@@ -335,7 +311,6 @@ class NAdam(Optimizer):
     lr: Positive = 0.001
     betas: tuple[BelowOne, BelowOne] = (0.99, 0.999)
     eps: Positive = 1e-8
-    momentum_decay: AtLeastZero = 0.004
 
     slot_names = ("first", "second")
 
@@ -366,7 +341,8 @@ class NAdam(Optimizer):
     def step_scalars(self, state: OptimizerState, lr: float) -> Sequence[float]:
         """``a = lr (1 - u) / (1 - U)``, ``b = lr u' / (1 - U u')`` and c, Adam's root of its second correction.
 
-        u and u' are the momenta of this update and of the next one, U is the product of all up to u.
+        u and u' are the momenta of this update and of the next one, U is the product of all up to u. The momentum of
+        update t is ``betas[0] (1 - 0.96**(t MOMENTUM_DECAY) / 2)``.
         """
         step = state.updates + 1
         momentum, following = self._momentum(step), self._momentum(step + 1)
@@ -379,7 +355,7 @@ class NAdam(Optimizer):
         return lr * (1.0 - momentum) / (1.0 - product), lr * following / (1.0 - product * following), root
 
     def _momentum(self, step: int) -> float:
-        left: float = 0.96 ** (step * self.momentum_decay)
+        left: float = 0.96 ** (step * MOMENTUM_DECAY)
         return self.betas[0] * (1.0 - 0.5 * left)
 
 

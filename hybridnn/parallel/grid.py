@@ -232,7 +232,7 @@ def _require_equal(group: Group, arguments: dict[str, Any]) -> None:
     """Raise a `GridError` on every rank if the ranks have different arguments; collective."""
     if group.size == 1:
         return
-    from hybridnn.comm.comparison import unequal_values
+    from hybridnn.comm.agreement import unequal_values
 
     unequal = unequal_values(group, lambda: {name: repr(value) for name, value in arguments.items()})
     if unequal:

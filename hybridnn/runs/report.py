@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn._version import __version__
-from hybridnn.comm.hosts import NodeLoad, describe_hosts
 from hybridnn.comm.mpi import is_in_process, library_version
 from hybridnn.config.settings import Settings, to_toml
 from hybridnn.data import TableEncoding
+from hybridnn.diagnostics.hosts import NodeLoad, describe_hosts
 from hybridnn.errors import NonFiniteLossError
 from hybridnn.pipeline.partition import microbatch_counts
 from hybridnn.pipeline.schedules.methods import METHODS

@@ -14,11 +14,11 @@ from typing import Any
 from hybridnn.checkpoints.file_io import NOT_SHARED, nodes_without
 from hybridnn.checkpoints.writing import checkpoint_writer
 from hybridnn.comm.agreement import agree, broadcast_text, name_hosts
-from hybridnn.comm.hosts import LoadMeter, node_loads
 from hybridnn.comm.recorder import Recorder
 from hybridnn.config.settings import Settings
 from hybridnn.data import Dataset
 from hybridnn.data.table_fitting import TableError
+from hybridnn.diagnostics.hosts import LoadMeter, node_loads
 from hybridnn.errors import EnvironmentProblem, HybridnnError, NonFiniteLossError, SettingError
 from hybridnn.parallel.grid import ProcessGrid, all_ranks_group
 from hybridnn.runs.callbacks import BestWeights, Checkpoints, Patience, StopSignals, restore_best_weights

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hybridnn.comm.hosts import MOST_DISTURBANCE, processor_name
 from hybridnn.cost.machine import Machine
+from hybridnn.diagnostics.hosts import MOST_DISTURBANCE, processor_name
 from hybridnn.runs.quantities import RunFigures
 from hybridnn.runs.records import RunHeader
 from hybridnn.runs.run_files import RunRecord

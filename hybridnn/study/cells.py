@@ -11,13 +11,13 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from hybridnn.comm.hosts import processor_name
 from hybridnn.comm.launcher import ANYWHERE, Placement
 from hybridnn.config.settings import Settings, settings_from, with_stages
 from hybridnn.cost import find_machine
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.machine_file import read_machine
 from hybridnn.cost.prediction.predict import predict
+from hybridnn.diagnostics.hosts import processor_name
 from hybridnn.errors import GridError, HybridnnError, SettingError
 from hybridnn.pipeline.schedules.methods import METHODS, too_few_stages
 from hybridnn.runs.workload import layout_from_settings, require_fitting_layout, workload_from_settings

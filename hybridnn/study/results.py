@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from hybridnn.comm.hosts import MOST_DISTURBANCE
+from hybridnn.diagnostics.hosts import MOST_DISTURBANCE
 from hybridnn.errors import DataError, SettingError
 from hybridnn.runs.quantities import RunFigures, TimeShares, figures_of, mean_shares
 from hybridnn.runs.records import RunHeader

@@ -20,11 +20,11 @@ from time import monotonic, perf_counter, sleep
 from types import FrameType
 from typing import Literal
 
-from hybridnn.comm.hosts import MOST_DISTURBANCE, disturbance_text
-from hybridnn.comm.launcher import ANYWHERE, RankCommand, rank_command
+from hybridnn.comm.launcher import ANYWHERE, Placement, RankCommand, rank_command
 from hybridnn.comm.threads import THREAD_VARIABLES
 from hybridnn.cost import MACHINE_VARIABLE
 from hybridnn.cost.machine_file import read_machine
+from hybridnn.diagnostics.hosts import MOST_DISTURBANCE, disturbance_text
 from hybridnn.errors import INTERRUPTED, DataError, EnvironmentProblem, SettingError, StoppedBySignal
 from hybridnn.runs.folder import FolderInUse
 from hybridnn.runs.run_files import disturbance_in, run_status
@@ -125,7 +125,7 @@ class StudyRun:
         program = ["env", *settings, *train(folder / SETTINGS, folder), *resume]
         ranks, placement = cell.ranks, cell.placement
         if self.study.keys.in_process:
-            if not placement.is_free:
+            if placement != Placement(threads=placement.threads):
                 raise SettingError("in_process", True, "ranks of one process cannot be placed on nodes and cores")
             program += ["--in-process", str(ranks)]
             ranks, placement = 1, ANYWHERE

@@ -234,7 +234,6 @@ class TrainConfig:
         "method schedules weight gradients itself.",
         of_pipelines=True,
     )
-    synchronous_sends: bool = option("", False, "Use synchronous sends (`MPI_Ssend`); for tests.")
 
     def items(self) -> dict[str, Any]:
         """The attributes by name."""
@@ -282,7 +281,6 @@ class TrainOptions(TypedDict, total=False):
     partition: str | Sequence[int]
     barriers: bool
     weight_grad: str
-    synchronous_sends: bool
 
 
 def show_options(init: Init) -> Init:

@@ -418,16 +418,7 @@ class Executors:
         self.runtimes = []  # frees the smaller ones
         engine, config = self._engine, self._engine.config
         self.runtimes = [
-            ChunkRuntime(
-                plan,
-                engine.grid,
-                chunk,
-                config.optimizer,
-                state,
-                samples=samples,
-                synchronous=config.synchronous_sends,
-                weights=store,
-            )
+            ChunkRuntime(plan, engine.grid, chunk, config.optimizer, state, samples=samples, weights=store)
             for plan, chunk, state, store in zip(self._plans, engine.chunks, engine.states, self._stores, strict=True)
         ]
         self._stores = [runtime.weights for runtime in self.runtimes]

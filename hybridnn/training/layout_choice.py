@@ -98,9 +98,9 @@ def require_memory(
     elements = ranks * model.parameters + samples * sum(model.sizes) * grid.model
     if MOST_ARRAYS * elements * itemsize + ranks * more < LEAST_CHECKED:
         return
-    from hybridnn.comm.hosts import available_memory, free_address_space  # small trainings do not need them
     from hybridnn.cost.prediction import Workload
     from hybridnn.cost.prediction.memory import stage_memory
+    from hybridnn.utils.memory import available_memory, free_address_space  # small trainings do not need them
 
     workload = Workload(
         model,

@@ -20,8 +20,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn._version import __version__
-from hybridnn.comm.agreement import broadcast_text
-from hybridnn.comm.comparison import unequal_values
+from hybridnn.comm.agreement import broadcast_text, unequal_values
 from hybridnn.comm.group import Group
 from hybridnn.data import ArrayRows, Rows, SyntheticRows
 from hybridnn.data.rows import dense, is_sparse

@@ -59,7 +59,7 @@ def run_as_ranks(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
     def run_arguments(*arguments: str) -> tuple[int, str, str]:
         with monkeypatch.context() as patch:
-            patch.setattr("hybridnn.cli.ranks._start_mpi_under_a_launcher", lambda: None)
+            patch.setattr("hybridnn.cli.ranks.import_mpi", lambda: None)
             patch.setattr("hybridnn.cli.ranks.LEAD_SECONDS", 0.0)
             patch.setenv("OMPI_COMM_WORLD_SIZE", "3")
             before, codes = sorted(tmp_path.rglob("*")), []

@@ -15,8 +15,8 @@ import pytest
 
 from hybridnn.cli.output import terminal_width
 from hybridnn.cli.train_view import MOST_ROWS, TrainView, epoch_table
-from hybridnn.comm.hosts import Hosts
 from hybridnn.comm.threads import THREAD_VARIABLES
+from hybridnn.diagnostics.hosts import Hosts
 from hybridnn.pipeline.execution.chunk_runtime import MemoryBreakdown
 from hybridnn.pipeline.layout import Layout
 from hybridnn.runs import report as run_report

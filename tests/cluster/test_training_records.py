@@ -35,13 +35,13 @@ x = np.random.default_rng(0).standard_normal((80, 8))
 trainer.fit(x, np.arange(80) % 4, epochs=2)
 first = min(event.start for event in grid.recorder.events)
 write_trace(Path("trace.json"), grid, trainer.layout)
-Path(f"first-{grid.rank}.json").write_text(json.dumps([first, hybridnn.comm.hosts.socket.gethostname()]))
+Path(f"first-{grid.rank}.json").write_text(json.dumps([first, hybridnn.diagnostics.hosts.socket.gethostname()]))
 """
 
 
 def test_a_trace_has_one_clock_for_all_nodes(four_nodes: Nodes, tmp_path: Path) -> None:
     """Those of the nodes are 1000 s apart, to the nanosecond, so that the true times are known."""
-    (tmp_path / "script.py").write_text("import hybridnn.comm.hosts\n" + TRACED)
+    (tmp_path / "script.py").write_text("import hybridnn.diagnostics.hosts\n" + TRACED)
     program = [sys.executable, "script.py"]
     result = four_nodes.run_ranks(4, program, options=["--map-by", "node"], folder=tmp_path)
     assert result.returncode == 0, result.stderr

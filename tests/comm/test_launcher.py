@@ -12,16 +12,16 @@ from types import SimpleNamespace
 import pytest
 from mpi4py import MPI
 
+from hybridnn.batch_jobs import candidates
 from hybridnn.comm import launcher, mpi
-from hybridnn.comm.launcher import Placement, RankLauncher, candidates, launch_problem, mpirun_options, srun_options
+from hybridnn.comm.launcher import Placement, RankLauncher, launch_problem, mpirun_options, srun_option, srun_options
 from hybridnn.comm.mpi import (
     COMMUNICATION,
-    LAUNCHED,
     RANK_PROCESS,
+    RANK_VARIABLES,
     is_child,
     set_rank_settings,
     single_process_settings,
-    srun_option,
 )
 from hybridnn.errors import EnvironmentProblem, SettingError
 from mpi_runner.launch import run_job, run_mpi
@@ -141,7 +141,7 @@ def test_in_a_slurm_job_without_the_plugin_mpirun_is_used(site: Site, tmp_path: 
 )
 def test_only_available_launchers_are_tried(site: Site, plugins: str, programs: list[str], expected: list[str]) -> None:
     environment = site(OPEN_MPI, **dict.fromkeys(programs, plugins))
-    assert [" ".join(launcher.prefix) for launcher in candidates(environment)] == expected
+    assert [*candidates(environment)] == expected
 
 
 def test_srun_fills_one_node_before_the_next() -> None:
@@ -441,7 +441,7 @@ def test_shared_memory_is_excluded_without_a_launcher() -> None:
     assert settings(own) == {BTL: "^ofi,sm"}
     assert settings({BTL: "tcp,self"}) == {BTL: "tcp,self"}
     assert settings({}) == {}
-    for name in LAUNCHED:
+    for name in RANK_VARIABLES:
         assert settings(own | {name: "0"}) == own | {name: "0"}
 
 
@@ -474,7 +474,9 @@ print(os.environ["OMPI_MCA_btl"])
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="this system does not list what a process maps")
 @pytest.mark.parametrize("home", [{}, {"HOME": "/none/such"}])
 def test_a_single_process_needs_no_home_and_maps_no_file_of_shared_memory(home: dict[str, str]) -> None:
-    environment = {name: value for name, value in os.environ.items() if name not in (*LAUNCHED, BTL, "HOME")} | home
+    environment = {
+        name: value for name, value in os.environ.items() if name not in (*RANK_VARIABLES, BTL, "HOME")
+    } | home
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         env=environment,

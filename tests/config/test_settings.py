@@ -153,7 +153,7 @@ OPTIMIZERS = st.sampled_from(
         {"name": "adam", "betas": [0.8, 0.9], "eps": 1e-6},
         {"name": "adamw"},
         {"name": "rmsprop", "alpha": 0.5},
-        {"name": "nadam", "momentum_decay": 0.1},
+        {"name": "nadam", "betas": [0.9, 0.99]},
         {"name": "sgd-pipemare", "annealing_updates": 7, "discrepancy_decay": 0.0},
     ]
 )

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 
@@ -151,7 +153,9 @@ class Slurm:
         self.now += seconds
 
     def find(self, environment: Mapping[str, str] = JOB) -> str | None:
-        return find_lost_node(environment, self.run, self.sleep, lambda: self.now)
+        clock = SimpleNamespace(sleep=self.sleep, monotonic=lambda: self.now)
+        with patch.multiple("hybridnn.batch_jobs", run_child=self.run, time=clock):
+            return find_lost_node(environment)
 
 
 WORKS = ChildResult(0, "", "", False)
@@ -192,5 +196,6 @@ def test_without_slurm_no_node_is_lost(capsys: pytest.CaptureFixture[str]) -> No
     def missing(command: list[str], seconds: float, environment: Mapping[str, str]) -> ChildResult:
         raise FileNotFoundError(2, "No such file or directory", command[0])
 
-    assert find_lost_node(JOB, missing) is None
+    with patch("hybridnn.batch_jobs.run_child", missing):
+        assert find_lost_node(JOB) is None
     assert capsys.readouterr().err == "srun: No such file or directory\n"

@@ -12,12 +12,13 @@ import pytest
 from threadpoolctl import threadpool_limits
 
 from hybridnn import SGD, Adam, AdamW, Constant, Cosine, NAdam, Step, WarmupLinear
-from hybridnn.comm.hosts import CPU_INFO, proc_value
+from hybridnn.diagnostics.hosts import CPU_INFO
 from hybridnn.errors import SettingError
 from hybridnn.nn.kernels import NUMPY
 from hybridnn.nn.kernels import UPDATE_BLOCK as BLOCK
 from hybridnn.nn.optimizers import new_state
 from hybridnn.parallel.shared_replica import slice_bounds
+from hybridnn.utils.memory import proc_value
 from reference.cases import OPTIMIZERS, assert_close
 from reference.serial import Schedule
 

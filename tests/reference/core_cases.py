@@ -75,7 +75,7 @@ PIPELINES = {
     "fr": TrainingCase(4, Grid(2, 2), PipelineCase("fr", COSINE)),
     "ddg, barriers": TrainingCase(3, Grid(3), PipelineCase("ddg", MOMENTUM, barriers=True)),
     "fr, barriers": TrainingCase(4, Grid(2, 2), PipelineCase("fr", ADAM, barriers=True)),
-    "fr, synchronous sends": TrainingCase(4, Grid(4), PipelineCase("fr", FEW, synchronous_sends=True)),
+    "fr, blocking sends": TrainingCase(4, Grid(4), PipelineCase("fr", FEW, blocking_sends=True)),
     "pipedream": TrainingCase(3, Grid(3), PipelineCase("pipedream", COSINE, partition=(1, 2, 5))),
     "pipedream, a long epoch": TrainingCase(
         3, Grid(3), PipelineCase("pipedream", replace(MOMENTUM, batch_size=2, samples=61, epochs=1))

@@ -6,6 +6,8 @@ from functools import lru_cache
 from typing import Any
 
 import hybridnn
+from hybridnn.comm.transport import Transport
+from hybridnn.nn.kernels import Array
 from reference import pipelines
 from reference.cases import Case, changed, check_outcome, data, make_trainer, plan_of
 from reference.cases import reference as exact_reference
@@ -44,18 +46,31 @@ class PipelineCase:
     chunks: int = 1
     partition: str | tuple[int, ...] = "uniform"
     weight_grad: str = "auto"
-    synchronous_sends: bool = False
+    blocking_sends: bool = False
+    """Where it is sent, every message waits until its receive has begun: see `block_sends`."""
     drain_every: int = 1
     barriers: bool = False
 
     @property
     def settings(self) -> dict[str, Any]:
         """Arguments of the trainer."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "case"}
+        names = {field.name for field in fields(self)} - {"case", "blocking_sends"}
+        return {name: getattr(self, name) for name in names}
 
     def __str__(self) -> str:
         words = [f"{name}={value}" for name, value in changed(self) if name not in ("method", "case")]
         return ", ".join([self.method, *words, str(self.case)])
+
+
+def block_sends(transport: Transport) -> None:
+    """Make sends block until they are received (``MPI_Ssend``), so that progress cannot depend on MPI's buffers."""
+
+    def send(array: Array, peer: int, tag: int) -> list[Any]:
+        requests = [transport._comm.Issend(piece, peer, tag) for piece in transport._pieces(array)]
+        requests[0].Waitall(requests)
+        return requests
+
+    transport.send = send  # type: ignore[method-assign]
 
 
 DELAYED_CASES = {method: PipelineCase(method) for method in DELAYED}

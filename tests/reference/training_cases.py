@@ -29,7 +29,7 @@ from reference.cases import (
     reference,
 )
 from reference.network import Weights
-from reference.pipeline_cases import PipelineCase, expected_outcome
+from reference.pipeline_cases import PipelineCase, block_sends, expected_outcome
 from reference.ranks import on_nodes, this_rank
 from reference.serial import Outcome
 
@@ -157,6 +157,8 @@ def check_training(it: TrainingCase, comm: Any, sent: Mapping[int, list[Message]
     """Train on the ranks of `comm` and compare with the reference; `sent` records what each rank sends in float32."""
     case, expected, gradients = it.case, it.expected, list[tuple[Weights, float]]()
     trainer = trainer_of(it, comm)
+    if isinstance(it.training, PipelineCase) and it.training.blocking_sends:
+        block_sends(trainer.grid.world.transport)
 
     def note(_: StepRecord) -> None:
         gradients.append((trainer.gradients(), trainer.gradient_norm()))

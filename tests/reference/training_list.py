@@ -131,7 +131,7 @@ def pipelines() -> Cases:
                 partition = uneven(it, stages) if (number + turn) % 2 else "uniform"
                 yield TrainingCase(stages, grid, replace(it, case=training, partition=partition))
             for training, partition in ((MOMENTUM, "uniform"), (FEW, uneven(it, stages))):
-                sending = replace(it, case=training, partition=partition, synchronous_sends=True)
+                sending = replace(it, case=training, partition=partition, blocking_sends=True)
                 yield TrainingCase(stages, grid, sending)
         for it in DELAYED_CASES.values():  # repeat a part of their schedule
             yield TrainingCase(stages, grid, replace(it, case=replace(MOMENTUM, batch_size=2, samples=89)))
@@ -211,7 +211,7 @@ def pipelines_of_wide_stages() -> Cases:
                 if ranks == 4 or (number + place) % 2 == 0:
                     yield TrainingCase(ranks, grid, it)
             for it in (DELAYED_CASES["fr"], DELAYED_CASES["pipedream"], PipelineCase("1f1b", microbatches=3)):
-                yield TrainingCase(ranks, grid, replace(it, case=ODD, synchronous_sends=True))
+                yield TrainingCase(ranks, grid, replace(it, case=ODD, blocking_sends=True))
 
 
 THREE = replace(MOMENTUM, epochs=3)
@@ -229,7 +229,7 @@ def full_pipelines() -> Cases:
         yield TrainingCase(4, Grid(pipeline=4), replace(it, case=replace(SINGLE, epochs=7), drain_every=7))
         many = replace(THREE, batch_size=2, samples=41)
         yield TrainingCase(3, Grid(pipeline=3), replace(it, case=many))
-        yield TrainingCase(3, Grid(pipeline=3), replace(it, case=THREE, synchronous_sends=True))
+        yield TrainingCase(3, Grid(pipeline=3), replace(it, case=THREE, blocking_sends=True))
         for shared_replicas in (True, False):
             yield TrainingCase(4, Grid(pipeline=2), replace(it, case=replace(THREE, shared_replicas=shared_replicas)))
 

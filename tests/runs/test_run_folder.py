@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hybridnn.comm import hosts
 from hybridnn.config.settings import Settings, to_toml
 from hybridnn.drawing.drawing import round_ticks
 from hybridnn.drawing.figures import COLORS
@@ -30,6 +29,7 @@ from hybridnn.runs.report import draw_learning_curve
 from hybridnn.runs.run_files import read_epochs, read_records, run_status
 from hybridnn.training import layout_choice
 from hybridnn.training.records import EpochRecord, Progress, StepRecord
+from hybridnn.utils import memory
 from reference.trained_runs import train
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -257,7 +257,7 @@ def test_a_run_beyond_the_memory_writes_no_folder(ranks: int, tmp_path: Path, mo
     needed = []
     for checkpoint_every in (None, 10):
         free = iter([1e12] * ranks + [0.0] * ranks)  # the parameters fit, the rest does not
-        monkeypatch.setattr(hosts, "available_memory", lambda free=free: next(free))
+        monkeypatch.setattr(memory, "available_memory", lambda free=free: next(free))
 
         def run(comm: object, every: int | None = checkpoint_every) -> None:
             training = {"epochs": 1, "clip_norm": 1.0, "checkpoint_every": every}

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridnn.comm.hosts import processor_name
 from hybridnn.cost.machine import Quality
 from hybridnn.cost.machine_file import read_machine, write_machine
 from hybridnn.cost.prediction.predict import predict
+from hybridnn.diagnostics.hosts import processor_name
 from hybridnn.errors import DataError, SettingError
 from hybridnn.runs.records import RunHeader
 from hybridnn.runs.run_files import RunRecord, read_run

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from hybridnn.comm.hosts import CPU_COUNTERS, MOST_DISTURBANCE
+from hybridnn.diagnostics.hosts import CPU_COUNTERS, MOST_DISTURBANCE
 from hybridnn.errors import StoppedBySignal
 from hybridnn.runs.run_files import read_run
 from hybridnn.study.answer import warnings_of
@@ -121,7 +121,7 @@ axes = {ranks = [1], widths = [4, 8, 12, 16], repeats = 1}
 
 BESIDE_LOOPS = """
 import json, os, resource, subprocess, sys, time
-from hybridnn.comm.hosts import CPU_COUNTERS, busy_seconds
+from hybridnn.diagnostics.hosts import CPU_COUNTERS, busy_seconds
 core = min(os.sched_getaffinity(0))
 os.sched_setaffinity(0, {core})
 busy = lambda: busy_seconds(CPU_COUNTERS.read_text(), os.sysconf("SC_CLK_TCK"))[core]

@@ -11,11 +11,11 @@ import pytest
 from mpi4py import MPI
 
 from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
-from hybridnn.comm import hosts
 from hybridnn.errors import HybridnnError
 from hybridnn.nn.activations import ACTIVATIONS
 from hybridnn.training import layout_choice
 from hybridnn.training.records import StepRecord
+from hybridnn.utils import memory
 from reference.callbacks import Calling
 from reference.cases import assert_arrays_close
 from reference.network import Array
@@ -180,7 +180,7 @@ def test_a_training_beyond_the_free_memory_is_refused_before_its_first_step(
     monkeypatch.setattr(layout_choice, "LEAST_CHECKED", 0)
     grid, (x, y) = ProcessGrid(comm), samples_of(MLP([16, 64, 2]), 4000, True)
     free = [10**12]
-    monkeypatch.setattr(hosts, bound, lambda: float(free[0]))
+    monkeypatch.setattr(memory, bound, lambda: float(free[0]))
     model = MLP([16, 64, 2])
     needed = Trainer(model, grid=grid, batch_size=4000)
     needed.fit(x, y, epochs=1)

@@ -15,8 +15,8 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from hybridnn import MLP, SGD, Adam, DeviceOptions, ProcessGrid, Trainer
-from hybridnn.comm import comparison
-from hybridnn.comm.comparison import unequal_values
+from hybridnn.comm import agreement
+from hybridnn.comm.agreement import unequal_values
 from hybridnn.data import (
     ArrayRows,
     Dataset,
@@ -394,8 +394,8 @@ def test_equal_values_of_any_type_have_equal_text() -> None:
 
 def test_ranks_are_listed_from_the_rarest_value_to_the_most_common(monkeypatch: pytest.MonkeyPatch) -> None:
     values = ["5", "5", "5", "6", "6", "7", "8", "9", "5", "x" * 200]
-    monkeypatch.setattr(comparison, "same_text_on_all", lambda group, text: False)
-    monkeypatch.setattr(comparison, "gather_texts", lambda group, text: [json.dumps({"a": text}) for text in values])
+    monkeypatch.setattr(agreement, "same_text_on_all", lambda group, text: False)
+    monkeypatch.setattr(agreement, "gather_texts", lambda group, text: [json.dumps({"a": text}) for text in values])
     group: Any = SimpleNamespace(size=10, members=range(10))
     (found,) = unequal_values(group, dict)
     assert found.text == "a: rank 5 has 7, rank 6 has 8, rank 7 has 9, ranks 0-2, 8 have 5, and others have 2 more"

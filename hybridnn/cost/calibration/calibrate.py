@@ -13,7 +13,6 @@ from statistics import mean
 import numpy as np
 
 from hybridnn.comm.agreement import broadcast_text
-from hybridnn.comm.hosts import available_memory, blas_library, busy_text, processor_name
 from hybridnn.comm.mpi import library_version
 from hybridnn.comm.threads import cores_of_node, limit_blas_threads
 from hybridnn.cost.calibration.communication import (
@@ -25,9 +24,11 @@ from hybridnn.cost.calibration.communication import (
 from hybridnn.cost.calibration.computation import ComputeError, StepTimer, calibrate_compute
 from hybridnn.cost.calibration.fit import LARGE_BYTES, FittedOperation, fit_operations, fit_overhead
 from hybridnn.cost.machine import Compute, Machine, NetworkLink, Overlap, Quality, Segment
+from hybridnn.diagnostics.hosts import blas_library, busy_text, processor_name
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.partition import TYPICAL_LINK
+from hybridnn.utils.memory import available_memory
 from hybridnn.utils.text import counted
 
 DTYPES = ("float32", "float64")

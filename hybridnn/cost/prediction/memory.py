@@ -65,7 +65,7 @@ def _rank_memory(workload: Workload, layout: Layout, stage: int, placement: Plac
         chunk = ModelChunk(layers, grid, layout.model_split, workload.dtype, layout.overlap, DRY_KERNELS, *replica)
         state = chunk.replica.new_state(optimizer, chunk.weights)
         samples = ceil(batch_size / plan.microbatches)
-        runtime = ChunkRuntime(plan, grid, chunk, optimizer, state, samples=samples, synchronous=False)
+        runtime = ChunkRuntime(plan, grid, chunk, optimizer, state, samples=samples)
         runtime.workspace.expect_targets(labels=workload.classification)
         if plan.accumulates:
             chunk.weight_gradient(runtime.workspace.arrays(1).layers, accumulate=True)
@@ -140,7 +140,7 @@ class DryGroup(Group):
 
     def _note(self, name: str, array: NDArray[Any]) -> None:
         if self.size > 1:
-            self._finish(self._begin(name, array.nbytes))
+            self._finish(self._begin(name, nbytes=array.nbytes))
 
 
 class DryGrid(ProcessGrid):

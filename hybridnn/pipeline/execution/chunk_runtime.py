@@ -39,8 +39,6 @@ class ChunkRuntime:
     ----------
     samples : int
         Largest number of samples of a microbatch, over all ranks.
-    synchronous : bool
-        As for `Sender`.
     weights : WeightStore, optional
         Of the smaller runtime that this one replaces.
 
@@ -63,7 +61,6 @@ class ChunkRuntime:
         state: OptimizerState,
         *,
         samples: int,
-        synchronous: bool,
         weights: WeightStore | None = None,
     ) -> None:
         self.index, self.chunk = plan.index, chunk
@@ -79,7 +76,7 @@ class ChunkRuntime:
         if not all(plan.role):
             from hybridnn.pipeline.execution.point_to_point import make_channels  # a single stage has none
 
-            channels = make_channels(plan, grid, chunk, capacity, synchronous=synchronous)
+            channels = make_channels(plan, grid, chunk, capacity)
         self.input_receiver, self.gradient_receiver, self.output_sender, self.gradient_sender = channels
         self.concatenated: ConcatenatedMicrobatches | None = None
         if plan.concatenates:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from numpy.typing import DTypeLike
 
@@ -176,15 +176,10 @@ class Receiver(_Channel):
 
 
 class Sender(_Channel):
-    """Sends the messages of one channel; parameters as for `_Channel`.
+    """Sends the messages of one channel; parameters as for `_Channel`."""
 
-    With `synchronous` it waits after every send until its receive has started (``MPI_Ssend``), so that progress does
-    not depend on MPI's buffering.
-    """
-
-    def __init__(self, *channel: Any, synchronous: bool) -> None:
+    def __init__(self, *channel: Any) -> None:
         super().__init__(*channel)
-        self._synchronous = synchronous
         self._packed: deque[tuple[int, list[_Piece]]] = deque()
         self._sent: deque[tuple[int, list[Request]]] = deque()
 
@@ -202,13 +197,8 @@ class Sender(_Channel):
     def send(self, about: About) -> None:
         """Start to send the oldest packed message."""
         buffer, pieces = self._packed.popleft()
-        requests = [
-            self._group.isend(piece.block, piece.peer, self._tag, synchronous=self._synchronous, about=about)
-            for piece in pieces
-        ]
+        requests = [self._group.isend(piece.block, piece.peer, self._tag, about=about) for piece in pieces]
         self._sent.append((buffer, requests))
-        if self._synchronous:
-            self._finish_oldest()
 
     def finish(self) -> None:
         """Wait for all sends."""
@@ -222,39 +212,32 @@ class Sender(_Channel):
         self._ring.append(buffer)
 
 
+End = TypeVar("End", Receiver, Sender)
+
 Channels = tuple[Receiver | None, Receiver | None, Sender | None, Sender | None]
 """Those of a chunk: of its input, of the gradient of its output, of its output, and of the gradient of its input."""
 
 
-def make_channels(
-    plan: ChunkPlan, grid: ProcessGrid, chunk: ModelChunk, capacity: int, *, synchronous: bool
-) -> Channels:
+def make_channels(plan: ChunkPlan, grid: ProcessGrid, chunk: ModelChunk, capacity: int) -> Channels:
     """The channels of a chunk; parameters as for `hybridnn.pipeline.execution.chunk_runtime.ChunkRuntime`."""
     role, depths = plan.role, plan.depths
     own_position = StagePosition(grid.pipeline_rank, grid.batch_rank, grid.model_rank)
     first, last = chunk.shards[0].layer, chunk.shards[-1].layer
-    common = grid, chunk.kernels, chunk.weights.dtype
 
-    def receiver(tag: int, neighbor: int, features: int, depth: int) -> Receiver:
-        routes = partial(pieces_received, grid.stages, own_position, neighbor)
-        return Receiver(*common, tag, routes, features, capacity, depth + EXTRA_BUFFERS)
-
-    def sender(tag: int, neighbor: int, features: int, depth: int) -> Sender:
-        routes = partial(pieces_sent, grid.stages, own_position, neighbor)
-        return Sender(*common, tag, routes, features, capacity, depth + EXTRA_BUFFERS, synchronous=synchronous)
+    def end(kind: type[End], to_chunk: int, gradients: bool, neighbor: int, features: int, depth: int) -> End:
+        """The sender or receiver of a channel to a chunk."""
+        pieces = pieces_sent if kind is Sender else pieces_received
+        routes, tag = partial(pieces, grid.stages, own_position, neighbor), 2 * to_chunk + gradients
+        depth += EXTRA_BUFFERS
+        return kind(grid, chunk.kernels, chunk.weights.dtype, tag, routes, features, capacity, depth)
 
     input_receiver = gradient_receiver = output_sender = gradient_sender = None
     if not role.loads_input:
         before, chunk_before = plan.before
-        input_receiver = receiver(_tag(plan.index, 0), before, first.inputs, depths.input_receiver)
-        gradient_sender = sender(_tag(chunk_before, 1), before, first.inputs, depths.gradient_sender)
+        input_receiver = end(Receiver, plan.index, False, before, first.inputs, depths.input_receiver)
+        gradient_sender = end(Sender, chunk_before, True, before, first.inputs, depths.gradient_sender)
     if not role.loads_target:
         after, chunk_after = plan.after
-        gradient_receiver = receiver(_tag(plan.index, 1), after, last.outputs, depths.gradient_receiver)
-        output_sender = sender(_tag(chunk_after, 0), after, last.outputs, depths.output_sender)
+        gradient_receiver = end(Receiver, plan.index, True, after, last.outputs, depths.gradient_receiver)
+        output_sender = end(Sender, chunk_after, False, after, last.outputs, depths.output_sender)
     return input_receiver, gradient_receiver, output_sender, gradient_sender
-
-
-def _tag(chunk: int, gradients: int) -> int:
-    """Tag of the channel to `chunk` that carries activations (0) or gradients (1)."""
-    return 2 * chunk + gradients

@@ -85,14 +85,22 @@ class MessageFlow:
         self._carried[channel.sender][send, sender_chunk] = channel
         self._carried[channel.receiver][receive, channel.chunk] = channel
 
-    def of_stage(self, stage: int) -> tuple[Channels, Channels]:
-        """Channels of the messages whose content a stage's computations produce, and of those that they consume."""
-        return self._made[stage], self._needed[stage]
+    def made(self, stage: int, computation: Instruction) -> Message | None:
+        """The message whose content a computation produces."""
+        return _message(self._made[stage], computation)
+
+    def needed(self, stage: int, computation: Instruction) -> Message | None:
+        """The message whose content a computation consumes."""
+        return _message(self._needed[stage], computation)
 
     def carried(self, stage: int, instruction: Instruction) -> Message | None:
         """The message that a send sends or a receive receives."""
-        channel = self._carried[stage].get((type(instruction), instruction.chunk))
-        return None if channel is None else (channel, instruction.minibatch, instruction.microbatch)
+        return _message(self._carried[stage], instruction)
+
+
+def _message(channels: Channels, instruction: Instruction) -> Message | None:
+    channel = channels.get((type(instruction), instruction.chunk))
+    return None if channel is None else (channel, instruction.minibatch, instruction.microbatch)
 
 
 # -- order and times ---------------------------------------------------------------------------------------------------
@@ -240,15 +248,11 @@ def compile_schedule(schedule: Schedule) -> CompiledSchedule:
     messages: list[Message | None] = []
     flow = MessageFlow(schedule)
     for stage, items in enumerate(computations):
-        made, needed = flow.of_stage(stage)
         for index, computation in enumerate(items, offsets[stage]):
-            kind = type(computation), computation.chunk
-            channel = made.get(kind)
-            if channel is not None:
-                makers[channel, computation.minibatch, computation.microbatch] = index
-            channel = needed.get(kind)
-            carried = None if channel is None else (channel, computation.minibatch, computation.microbatch)
-            messages.append(carried)
+            made = flow.made(stage, computation)
+            if made is not None:
+                makers[made] = index
+            messages.append(flow.needed(stage, computation))
     never = offsets[-1]
     needs = tuple(NO_NEED if message is None else makers.get(message, never) for message in messages)
     lists = [_indices(order, first) for order, first in zip(schedule.orders, offsets, strict=False)]

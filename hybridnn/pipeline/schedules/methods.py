@@ -6,22 +6,14 @@ A method is an order of computations (`computation_orders`) and a rule for the w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import cached_property
 
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.schedules.instructions import Backward, Forward, Instruction, ReduceGradients, Update
-from hybridnn.pipeline.schedules.schedule import (
-    EXACT,
-    INITIAL,
-    ActivationBound,
-    Schedule,
-    ScheduleSize,
-    WeightPolicy,
-    with_loads,
-)
+from hybridnn.pipeline.schedules.schedule import EXACT, INITIAL, Schedule, ScheduleSize, with_loads
 from hybridnn.pipeline.schedules.schedule import Method as Method  # of this module for users
 from hybridnn.utils.checks import must_be_one_of, require_choice, require_whole
 
@@ -47,6 +39,7 @@ def _one_microbatch(size: ScheduleSize, stage: int) -> int:
 
 
 SEQUENTIAL = Method("sequential", "one minibatch at a time", one_minibatch_at_a_time, EXACT, _one_microbatch)
+EVALUATION = Method("evaluation", "forward passes alone", evaluation, INITIAL, _one_microbatch, chunked=True)
 
 
 class _Methods(Mapping[str, Method]):
@@ -157,38 +150,39 @@ def make_schedule(
     """
     chosen, size = find_method(method), ScheduleSize(stages, minibatches, microbatches, chunks, barriers)
     require_supported(chosen, size, weight_grad)
-    size = _in_pipeline(size)
-    lists = [chosen.order(size, stage) for stage in range(stages)]
-    activations = chosen.activations
-    if weight_grad == "merged" and microbatches > 1:
-        from hybridnn.pipeline.schedules.computation_orders import merge_weight_gradients
-        from hybridnn.pipeline.schedules.pipeline_methods import merged_activations
-
-        lists = [merge_weight_gradients(order, size.chunks) for order in lists]
-        activations = merged_activations(chosen)
-    schedule = _schedule(chosen.name, size, chosen.policy, lists, activations)
-    return _with_messages(schedule) if messages and not chosen.placed_messages else schedule
+    return _build(chosen, size, merges=weight_grad == "merged" and microbatches > 1, messages=messages)
 
 
 def forward_only(stages: int, minibatches: int, chunks: int = 1) -> Schedule:
     """Build the schedule of an evaluation: pipelined forward passes with the initial weights."""
     size = ScheduleSize(stages, minibatches, 1, chunks)
     _require_whole(size)
-    size = _in_pipeline(size)
-    lists = [evaluation(size, stage) for stage in range(stages)]
-    return _with_messages(_schedule("evaluation", size, INITIAL, lists, _one_microbatch))
+    return _build(EVALUATION, size)
 
 
-def _schedule(
-    method: str,
-    size: ScheduleSize,
-    policy: WeightPolicy,
-    lists: Sequence[Sequence[Instruction]],
-    activations: ActivationBound,
-) -> Schedule:
+def _build(method: Method, size: ScheduleSize, *, merges: bool = False, messages: bool = True) -> Schedule:
+    """The schedule of a method, of a size that it supports, with loads, and with messages between several stages."""
+    if size.stages == 1:
+        size = replace(size, chunks=1)  # with several, the rank would send to itself
+    lists = [method.order(size, stage) for stage in range(size.stages)]
+    activations = method.activations
+    if merges:
+        from hybridnn.pipeline.schedules.computation_orders import merge_weight_gradients
+        from hybridnn.pipeline.schedules.pipeline_methods import merged_activations
+
+        lists = [merge_weight_gradients(order, size.chunks) for order in lists]
+        activations = merged_activations(method)
     bound = tuple(activations(size, stage) for stage in range(size.stages))
     counts = size.stages, size.chunks, size.minibatches, size.microbatches
-    return Schedule(method, *counts, policy, tuple(map(tuple, lists)), bound)
+    schedule = Schedule(method.name, *counts, method.policy, tuple(map(tuple, lists)), bound)
+    if not messages or method.placed_messages:
+        return schedule
+    schedule = with_loads(schedule)
+    if size.stages == 1:
+        return schedule
+    from hybridnn.pipeline.schedules.compiled_schedule import place_messages
+
+    return place_messages(schedule)
 
 
 def _require_whole(size: ScheduleSize) -> None:
@@ -196,18 +190,3 @@ def _require_whole(size: ScheduleSize) -> None:
     require_whole("minibatches", size.minibatches, 1)
     require_whole("parallel.microbatches", size.microbatches, 1)
     require_whole("parallel.chunks", size.chunks, 1)
-
-
-def _in_pipeline(size: ScheduleSize) -> ScheduleSize:
-    """The size with one chunk in a pipeline of one stage: a rank would have to send to itself."""
-    return replace(size, chunks=1) if size.stages == 1 else size
-
-
-def _with_messages(schedule: Schedule) -> Schedule:
-    """Add loads, and messages where there are several stages."""
-    schedule = with_loads(schedule)
-    if schedule.stages == 1:
-        return schedule
-    from hybridnn.pipeline.schedules.compiled_schedule import place_messages
-
-    return place_messages(schedule)

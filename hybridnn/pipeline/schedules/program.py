@@ -202,9 +202,10 @@ class MemoryPlan:
     Activations that wait for one weight-gradient product over all microbatches count until then.
     """
 
+    input_lifetimes: dict[Part, Lifetime]
+    activation_lifetimes: dict[Instruction, Lifetime]  # of each forward pass or recomputation
     input_slots: dict[Part, int]  # buffer of the input of each (minibatch, microbatch, chunk)
-    # Buffer that each forward pass or recomputation fills; its backward pass reads that of the last one.
-    activation_slots: dict[Instruction, int]
+    activation_slots: dict[Instruction, int]  # buffer that a pass fills; the backward pass reads that of the last one
     inputs: tuple[int, ...]  # number of buffers, per chunk
     activations: tuple[int, ...]
     last_readers: dict[int, int]  # position of the last reader of each weight version that is read after its update
@@ -227,6 +228,8 @@ def plan_memory(schedule: Schedule, stage: int) -> MemoryPlan:
     peak_activations, peak_activations_at = _peak(alive.values())
     peak_stashes, peak_versions_at = _peak(stashes)
     return MemoryPlan(
+        inputs,
+        alive,
         input_slots,
         activation_slots,
         input_counts,
@@ -238,12 +241,6 @@ def plan_memory(schedule: Schedule, stage: int) -> MemoryPlan:
         peak_activations_at,
         peak_versions_at,
     )
-
-
-def lifetimes(order: tuple[Instruction, ...]) -> tuple[dict[Part, Lifetime], dict[Instruction, Lifetime]]:
-    """Lifetimes of the inputs of a stage, and of the activations of its passes, as the peaks count them."""
-    free, done = _last_uses(order)
-    return _inputs(order, free), _activations(order, done)
 
 
 def _inputs(order: tuple[Instruction, ...], last_uses: dict[Part, int]) -> dict[Part, Lifetime]:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from mpi4py import MPI
 
-from hybridnn.comm import hosts
 from hybridnn.cost.calibration import calibrate as module
 from hybridnn.cost.calibration import communication
 from hybridnn.cost.calibration.calibrate import Calibration, assess_quality, calibrate, memory_bytes_per_rank
@@ -16,6 +15,7 @@ from hybridnn.cost.calibration.computation import ComputeError
 from hybridnn.cost.calibration.fit import FittedOperation, fit_operations
 from hybridnn.cost.machine_file import read_machine
 from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.utils import memory
 
 COMPUTE = read_machine("cluster-1024").compute
 
@@ -112,8 +112,8 @@ def test_memory_is_the_available_memory() -> None:
 
 
 def test_a_system_that_does_not_state_its_free_memory_counts_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosts, "proc_value", lambda path, key: "")
-    monkeypatch.setattr(hosts, "CONTROL_GROUPS", Path("/nonexistent"))
+    monkeypatch.setattr(memory, "proc_value", lambda path, key: "")
+    monkeypatch.setattr(memory, "CONTROL_GROUPS", Path("/nonexistent"))
     assert memory_bytes_per_rank(ProcessGrid()) == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -124,13 +124,13 @@ def content(number: int, samples: int) -> np.ndarray:
     return 10000.0 * number + 100.0 * feature + sample
 
 
-def exchange(grid: ProcessGrid, in_depth: int, out_depth: int, synchronous: bool, limit_sizes: list[int]) -> None:
+def exchange(grid: ProcessGrid, in_depth: int, out_depth: int, limit_sizes: list[int]) -> None:
     """Stage 0 sends messages of all sizes to stage 1, which checks its columns of each."""
     here = StagePosition(grid.pipeline_rank, grid.batch_rank, grid.model_rank)
     messages = [(SendActivations(number), samples) for number, samples in enumerate(limit_sizes)]
     if grid.pipeline_rank == 0:
         routes = partial(pieces_sent, grid.stages, here, 1)
-        sender = Sender(grid, NUMPY, "float64", 4, routes, FEATURES, CAPACITY, out_depth, synchronous=synchronous)
+        sender = Sender(grid, NUMPY, "float64", 4, routes, FEATURES, CAPACITY, out_depth)
         for number, (instruction, samples) in enumerate(messages):
             mine = np.ascontiguousarray(content(number, samples)[:, block_slice(samples, grid.batch, grid.batch_rank)])
             sender.pack(mine, samples)
@@ -157,15 +157,15 @@ def test_messages_arrive_whole_and_in_order(comm: MPI.Intracomm) -> None:
     for stages in [*splits, *([[(2, 1), (1, 2)], [(1, 2), (2, 1)]] if comm.size == 4 else [])]:
         for message_limit in (2**30, 64):
             grid = ProcessGrid(comm, stages=stages, message_limit=message_limit)
-            for in_depth, out_depth, synchronous in ((1, 1, False), (2, 2, False), (3, 1, False), (2, 2, True)):
-                exchange(grid, in_depth, out_depth, synchronous, SIZES)
+            for in_depth, out_depth in ((1, 1), (2, 2), (3, 1)):
+                exchange(grid, in_depth, out_depth, SIZES)
 
 
 @pytest.mark.in_process(ranks=[2])
 def test_a_run_can_be_repeated_with_other_sizes(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, pipeline=2, batch=1)
     for sizes in ([3, 3], [12], [1, 2, 3, 4, 5, 6]):
-        exchange(grid, 2, 2, False, sizes)
+        exchange(grid, 2, 2, sizes)
 
 
 # -- routes ------------------------------------------------------------------------------------------------------------
