@@ -15,16 +15,16 @@ from hybridnn.runs.run_files import RunRecord
 from hybridnn.study.accuracy import compare_trainings
 from hybridnn.study.cells import Cell
 from hybridnn.study.judgement import Contrast, Judgement, fastest_of
-from hybridnn.study.results import CellResult, StudyPoint, StudyResults, host_values, point_name, times_as_fast
+from hybridnn.study.results import CellResult, StudyPoint, StudyResults, disturbed_text, host_values, point_name
 from hybridnn.study.scaling import (
     LAYOUT,
     WORK,
     Comparison,
-    ScalingGroup,
     alike_points,
     compare_points,
     compare_with,
     layout_name,
+    times_as_fast,
 )
 from hybridnn.study.statistics import CONFIDENCE, LEAST_REPEATS, coverage_of_median
 from hybridnn.utils.text import counted, joined
@@ -174,11 +174,8 @@ def answers_of(results: StudyResults) -> list[str]:
 
 def _reservation(cells: Sequence[CellResult]) -> str:
     """Why nothing is concluded from times: runs that others disturbed, or whose ranks took turns; empty if none."""
-    disturbed = sum(cell.is_disturbed for cell in cells)
-    verb = "was" if disturbed == 1 else "were"
-    others = f"{disturbed} of {counted(len(cells), 'run')} {verb} disturbed by other processes" * (disturbed > 0)
     crowded = dict.fromkeys(text.partition(":")[0] for cell in cells for text in cell.run.header.crowded)
-    return "; ".join(filter(None, [others, *crowded]))
+    return "; ".join(filter(None, [disturbed_text([cell.is_disturbed for cell in cells]), *crowded]))
 
 
 # -- what is compared --------------------------------------------------------------------------------------------------
@@ -205,17 +202,18 @@ def conditions_text(results: StudyResults) -> str:
     sentences = [f"Medians of up to {repeated} runs" if repeated > 1 else "Single runs"]
     if repeated >= LEAST_REPEATS:
         least = min(number for point in results.points if (number := len(point.cells)) >= LEAST_REPEATS)
-        sentences[0] += f" [{coverage_of_median(least):.0%} confidence interval, bootstrap]"
+        sentences[0] += f" [{coverage_of_median(least):.0%} confidence interval, binomial]"
     if seeds > 1:
         spread = "± standard deviations, the spread over the seeds and not an error of the mean"
         means = f"Results of the training are means over up to {seeds} seeds {spread}"
-        sentences = [*sentences[: results.is_timed], means]
-    if results.is_timed:
+        sentences = [*sentences[: len(results.timed)], means]
+    if results.timed:
         level = f"{CONFIDENCE:.0%} confidence interval, Student's t; in sentences, that of all comparisons"
         paired = f", by round [{level}]" * (repeated >= LEAST_REPEATS)
         sentences.append(f"Speed-up against {baseline_text(results)}{paired}")
     if times_as_fast(results):
         sentences.append("Times as fast: time per epoch in the first folder divided by the time in this one")
+        sentences.append("Its interval is Welch's, as the folders have no common rounds")
     sentences += filter(None, [results.findings.note])
     return " ".join(f"{sentence}." for sentence in sentences)
 
@@ -251,13 +249,10 @@ def warnings_of(results: StudyResults) -> list[str]:
     return [text for text in warnings if text]
 
 
-def group_warnings(group: ScalingGroup) -> list[str]:
+def group_warnings(group: Sequence[Comparison]) -> list[str]:
     """Sentences on doubtful speed-ups and predictions of runs outside of a study."""
-    runs = [cell.figures for point in group.points for cell in point.cells]
-    doubtful = [
-        _efficiency_warning(f"{point.first.ranks} ranks, {point.first.grid}", comparison)
-        for point, comparison in zip(group.points, group.comparisons, strict=True)
-    ]
+    runs = [cell.figures for found in group for cell in found.point.cells]
+    doubtful = [_efficiency_warning(f"{it.point.first.ranks} ranks, {it.point.first.grid}", it) for it in group]
     doubts = dict.fromkeys(run.prediction_doubt for run in runs)
     return [text for text in (_threads_warning(runs), *doubtful, *doubts) if text]
 
@@ -287,17 +282,13 @@ def _differs_in_ranks(point: StudyPoint, base: StudyPoint) -> bool:
 
 def hardware_warnings(curves: Iterable[Sequence[RunRecord]]) -> list[str]:
     """Sentences on the `CONDITIONS` in which the cells of a curve differ."""
-    found: dict[str, Counter[str]] = {}
-    for curve in curves:
-        for name, value in CONDITIONS.items():
-            values = Counter(text for run in curve if (text := value(run.header)))
-            if len(values) > 1:
-                found.setdefault(name, Counter()).update(values)
-    texts = {
-        name: "; ".join(f"{text} ({counted(cells, 'cell')})" for text, cells in values.items())
-        for name, values in found.items()
-    }
-    return [f"cells of one curve ran with different {name}: {texts[name]}" for name in CONDITIONS if name in texts]
+    headers, warnings = [[run.header for run in curve] for curve in curves], []
+    for name, value in CONDITIONS.items():
+        found = [Counter(text for header in curve if (text := value(header))) for curve in headers]
+        if differing := sum((values for values in found if len(values) > 1), Counter()):
+            texts = "; ".join(f"{text} ({counted(cells, 'cell')})" for text, cells in differing.items())
+            warnings.append(f"cells of one curve ran with different {name}: {texts}")
+    return warnings
 
 
 def prediction_warnings(runs: Sequence[RunRecord]) -> list[str]:

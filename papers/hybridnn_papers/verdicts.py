@@ -19,6 +19,7 @@ from typing import Literal
 
 from hybridnn.study.axes import has_values
 from hybridnn.study.judgement import Contrast, Outcome, Sample, UndecidedError, decide
+from hybridnn.study.results import disturbed_text
 from hybridnn.study.scaling import LAYOUT
 from hybridnn.study.statistics import LEAST_REPEATS, Estimate
 from hybridnn.utils.text import counted
@@ -352,6 +353,8 @@ class _Judge:
             raise UndecidedError(", ".join(unfinished[:MOST_NAMED]) + more)
         cells = [self._cells[name] for name in point.cells]
         measure = MEASURES[quantity]
+        if measure.kind == "time" and (disturbed := disturbed_text([cell.is_disturbed for cell in cells])):
+            raise UndecidedError(f"of {cells[0].id} and its repeats, {disturbed}")
         if measure.kind == "training":
             values = by_seed(cells, quantity)
         else:
