@@ -10,7 +10,7 @@ from typing import Any
 from hybridnn.comm.hosts import MOST_DISTURBANCE, processor_name
 from hybridnn.cost.machine import Machine
 from hybridnn.runs.quantities import RunFigures
-from hybridnn.runs.records import RunHeader
+from hybridnn.runs.records import PredictedStep, RunHeader
 from hybridnn.runs.run_files import RunRecord
 from hybridnn.study.accuracy import compare_trainings
 from hybridnn.study.cells import Cell
@@ -21,6 +21,7 @@ from hybridnn.study.scaling import (
     WORK,
     Comparison,
     alike_points,
+    baseline_text,
     compare_points,
     compare_with,
     layout_name,
@@ -96,11 +97,9 @@ class Fastest:
             return f". It is not compared with {base}: {found.judged.reservation}."
         texts = {"higher": f", {ratio} as {base}", "lower": f", slower than {base} ({ratio})"}
         text = texts.get(found.judged.conclusion, f"; no difference to {base} can be told ({ratio})")
-        lost = {name: share for name, share in (found.parts or {}).items() if name != "compute" and share >= LEAST_LOSS}
-        if not lost:
-            return text + "."
-        parts = ", ".join(f"{name} {lost[name]:.0%}" for name in sorted(lost, key=lambda name: -lost[name]))
-        return f"{text}; it loses to {parts} of the ranks' time."
+        parts = sorted((found.parts or {}).items(), key=lambda part: -part[1])
+        lost = ", ".join(f"{name} {share:.0%}" for name, share in parts if name != "compute" and share >= LEAST_LOSS)
+        return f"{text}; it loses to {lost} of the ranks' time." if lost else f"{text}."
 
     def _against_others(self) -> str:
         alike = [f"{layout_name(it)} ({found.text} times as long)" for it, found in self.others if it in self.alike]
@@ -181,20 +180,6 @@ def _reservation(cells: Sequence[CellResult]) -> str:
 # -- what is compared --------------------------------------------------------------------------------------------------
 
 
-def baseline_text(results: StudyResults) -> str:
-    """Return the base of the speed-ups as text, with its ranks, and its seconds where all points have the same one.
-
-    A speed-up says little without the time of its base (Hoefler and Belli 2015, rule 1).
-    """
-    bases = {found.base.id: found.base for found in compare_points(results).values()}
-    wanted = ", ".join(f"{label} {value}" for label, value in results.manifest.baseline.items())
-    ranks = {base.first.ranks for base in bases.values()}
-    details = [counted(ranks.pop(), "rank")] if len(ranks) == 1 else []
-    if len(bases) == 1:
-        details += [f"{base.seconds_per_epoch.format()} s per epoch" for base in bases.values()]
-    return (wanted or "the fewest ranks of the same work") + f" ({', '.join(details)})" * bool(details)
-
-
 def conditions_text(results: StudyResults) -> str:
     """Return the sentences on what the tables compare, and how: repeats, intervals, base of the speed-ups."""
     repeated = max(len(point.cells) for point in results.points)
@@ -230,7 +215,7 @@ def warnings_of(results: StudyResults) -> list[str]:
         nodes = sorted({cell.figures.nodes for cell in point.cells})
         if len(nodes) > 1:
             warnings.append(f"{name}: repeated on {', '.join(map(str, nodes))} nodes, whose times are not the same")
-        if (found := comparisons.get(point.id)) is not None and _differs_in_ranks(point, found.base):
+        if (found := comparisons.get(point.id)) is not None and found.differs_in_ranks:
             warnings.append(_efficiency_warning(name, found))
     curves = alike_points(results.points, LAYOUT | WORK, lambda point: ())
     warnings += hardware_warnings([cell.run for point in curve for cell in point.cells] for curve in curves)
@@ -266,18 +251,9 @@ def _efficiency_warning(what: str, comparison: Comparison) -> str:
 
 def _threads_warning(runs: Sequence[RunFigures]) -> str:
     threads = sorted({run.threads_per_rank for run in runs})
-    if len(threads) < 2:
-        return ""
     numbers = ", ".join(map(str, threads))
-    return f"the runs differ in BLAS threads per rank ({numbers}): speed-ups compare different numbers of cores"
-
-
-def _differs_in_ranks(point: StudyPoint, base: StudyPoint) -> bool:
-    """Whether a speed-up of the point can only come from more ranks: not from another method of stages, for example."""
-    values = ((label, str(value)) for label, value in point.values.items() if label not in LAYOUT)
-    same_method = base.grid[0] == 1 or base.first.method == point.first.method
-    same_values = all(str(base.values.get(label)) == text for label, text in values)
-    return same_method and same_values and point.first.ranks > base.first.ranks
+    text = f"the runs differ in BLAS threads per rank ({numbers}): speed-ups compare different numbers of cores"
+    return text * (len(threads) > 1)
 
 
 def hardware_warnings(curves: Iterable[Sequence[RunRecord]]) -> list[str]:
@@ -299,25 +275,25 @@ def prediction_warnings(runs: Sequence[RunRecord]) -> list[str]:
         of_machine = [(run, found) for run, found in predictions if found.machine == name]
         warnings += filter(None, dict.fromkeys(found.doubt for _, found in of_machine))
         processors = [text for run, _ in of_machine for text in host_values(run.header, "processors")]
-        machine, most_ranks = of_machine[0][1], max(run.header.ranks for run, _ in of_machine)
-        warnings += _machine_warnings(name, machine.processor, machine.calibrated_ranks, most_ranks, processors)
+        warnings += _machine_warnings(
+            name, of_machine[0][1], max(run.header.ranks for run, _ in of_machine), processors
+        )
     return warnings
 
 
 def price_warnings(machine: Machine, cells: Sequence[Cell]) -> list[str]:
     """Sentences on a machine file that is doubtful, of fewer ranks than the cells have, or of another processor."""
-    most, processors = max(cell.ranks for cell in cells), [processor_name()]
-    found = _machine_warnings(machine.name, machine.processor, machine.calibrated_ranks, most, processors)
+    found = _machine_warnings(machine.name, machine, max(cell.ranks for cell in cells), [processor_name()])
     return [*filter(None, [machine.doubt]), *found]
 
 
 def _machine_warnings(
-    name: str, processor: str, calibrated_ranks: int | None, most_ranks: int, processors: Iterable[str]
+    name: str, machine: Machine | PredictedStep, most_ranks: int, processors: Iterable[str]
 ) -> list[str]:
     """Sentences on a machine file for runs of up to `most_ranks` ranks on `processors`; it may not state its own."""
-    warnings = []
-    if calibrated_ranks is not None and calibrated_ranks < most_ranks:
-        measured = f"was calibrated on {counted(calibrated_ranks, 'rank')}"
+    warnings, calibrated, processor = [], machine.calibrated_ranks, machine.processor
+    if calibrated is not None and calibrated < most_ranks:
+        measured = f"was calibrated on {counted(calibrated, 'rank')}"
         warnings.append(f"the machine file {name} {measured}: predictions for {most_ranks} are extrapolated")
     others = ", ".join(dict.fromkeys(text for text in processors if text != processor))
     if processor and others:

@@ -69,13 +69,6 @@ class Sample:
         """The quantity in other units, `factor` times as large."""
         return replace(self, values={name: factor * value for name, value in self.values.items()})
 
-    def over(self, other: Sample, factor: float = 1.0) -> Sample:
-        """The ratios to another quantity in the rounds that both have, `factor` times as large."""
-        common = [name for name in self.values if name in other.values]
-        if not common:
-            raise UndecidedError("no repeat of the baseline is one of these repeats")
-        return Sample({name: factor * self.values[name] / other.values[name] for name in common}, self.kind)
-
 
 @dataclass(frozen=True)
 class Contrast:
@@ -107,13 +100,6 @@ class Contrast:
     def choices(self) -> int:
         """The larger number of points of which a side was chosen."""
         return max(self.side.choices, 1 if self.other is None else self.other.choices)
-
-    @property
-    def runs(self) -> str:
-        """The number of seeds or repeats, as text; empty for an exact quantity."""
-        names = {"exact": "", "time": "repeats"}
-        name = names.get(self.side.kind, "seeds")
-        return f"{len(self.side.values)} {name}" if name else ""
 
     def estimate(self, comparisons: int = 1) -> Estimate:
         """The mean with an interval for one of so many comparisons.

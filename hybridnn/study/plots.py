@@ -26,7 +26,7 @@ from hybridnn.drawing.figures import (
 )
 from hybridnn.runs.run_files import Moment
 from hybridnn.study.accuracy import ComparedTraining, compare_trainings
-from hybridnn.study.answer import baseline_text, fastest_layouts
+from hybridnn.study.answer import fastest_layouts
 from hybridnn.study.judgement import in_common_rounds
 from hybridnn.study.results import StudyPoint, StudyResults, fastest_by, mark_note, marked, point_name
 from hybridnn.study.scaling import (
@@ -34,6 +34,7 @@ from hybridnn.study.scaling import (
     Comparison,
     ScalingLine,
     alike_points,
+    baseline_text,
     compare_points,
     compare_with,
     family_of,

@@ -14,7 +14,7 @@ from typing import Any
 from hybridnn.drawing.figures import COLUMN, figure_bytes
 from hybridnn.runs.quantities import RunFigures
 from hybridnn.study.accuracy import accuracy_note, accuracy_rows, compare_trainings
-from hybridnn.study.answer import TIMES, answers_of, baseline_text, conditions_text, fastest_layouts, warnings_of
+from hybridnn.study.answer import TIMES, answers_of, conditions_text, fastest_layouts, warnings_of
 from hybridnn.study.plots import draw_plots
 from hybridnn.study.results import (
     CellResult,
@@ -24,7 +24,7 @@ from hybridnn.study.results import (
     mark_note,
     marked,
 )
-from hybridnn.study.scaling import compare_points, times_as_fast
+from hybridnn.study.scaling import baseline_text, compare_points, times_as_fast
 from hybridnn.utils.files import TOML_BYTES, read_text, write_atomically
 
 MISSING = "-"

@@ -13,6 +13,7 @@ from hybridnn.study.axes import has_values
 from hybridnn.study.judgement import Judgement, judge
 from hybridnn.study.results import FOLDER, CellResult, Key, StudyPoint, StudyResults, fastest_by, point_name
 from hybridnn.study.statistics import Estimate
+from hybridnn.utils.text import counted
 
 LAYOUT = frozenset({"ranks", "nodes", "grid", "method"})
 WORK = frozenset({"batch", "batch-per-rank", "samples-per-rank", "training.batch_size", "data.rows"})
@@ -46,6 +47,14 @@ class Comparison:
         """Whether processes of others disturbed the point or its base."""
         return self.point.is_disturbed or self.base.is_disturbed
 
+    @property
+    def differs_in_ranks(self) -> bool:
+        """Whether a speed-up can only come from more ranks: not from another method of stages, for example."""
+        point, base = self.point, self.base
+        same_method = base.grid[0] == 1 or base.first.method == point.first.method
+        is_alike = _other_values(point, LAYOUT) == _other_values(base, LAYOUT)
+        return same_method and is_alike and point.first.ranks > base.first.ranks
+
 
 def karp_flatt_fraction(speed_up: float, ranks: float) -> float | None:
     """Return the serial fraction ``(1/S - 1/p) / (1 - 1/p)`` of speed-up S on p times the ranks; None where p is 1.
@@ -68,6 +77,20 @@ def compare_points(results: StudyResults) -> dict[str, Comparison]:
         if (base := base_of(results, point, results.timed)) is not None:
             found[point.id] = compare_with(point, base)
     return found
+
+
+def baseline_text(results: StudyResults) -> str:
+    """Return the base of the speed-ups as text, with its ranks, and its seconds where all points have the same one.
+
+    A speed-up says little without the time of its base (Hoefler and Belli 2015, rule 1).
+    """
+    bases = {found.base.id: found.base for found in compare_points(results).values()}
+    wanted = ", ".join(f"{label} {value}" for label, value in results.manifest.baseline.items())
+    ranks = {base.first.ranks for base in bases.values()}
+    details = [counted(ranks.pop(), "rank")] if len(ranks) == 1 else []
+    if len(bases) == 1:
+        details += [f"{base.seconds_per_epoch.format()} s per epoch" for base in bases.values()]
+    return (wanted or "the fewest ranks of the same work") + f" ({', '.join(details)})" * bool(details)
 
 
 def base_of(results: StudyResults, point: StudyPoint, among: Sequence[StudyPoint]) -> StudyPoint | None:

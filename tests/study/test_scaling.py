@@ -1,5 +1,5 @@
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +10,19 @@ from scipy.stats import ttest_1samp, ttest_ind
 from hybridnn.drawing.figures import figure_bytes
 from hybridnn.runs.quantities import differing
 from hybridnn.runs.run_files import RunRecord, read_run
-from hybridnn.study.answer import baseline_text, warnings_of
+from hybridnn.study.answer import warnings_of
 from hybridnn.study.plots import breakdowns_of, curves_of, draw_plots
 from hybridnn.study.report import breakdown_rows, point_rows
 from hybridnn.study.results import StudyResults, read_results
-from hybridnn.study.scaling import compare_points, grid_maps, group_runs, strong_lines, times_as_fast, weak_lines
+from hybridnn.study.scaling import (
+    baseline_text,
+    compare_points,
+    grid_maps,
+    group_runs,
+    strong_lines,
+    times_as_fast,
+    weak_lines,
+)
 from hybridnn.study.statistics import Estimate, MeanDeviation
 from reference.finished_runs import (
     load_line,
@@ -321,33 +329,25 @@ def test_breakdown_has_a_bar_for_every_family_and_number_of_ranks(tmp_path: Path
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("ranks, layout", "share of the ranks' time")
 
 
-def _rounds(grid: tuple[int, int], seconds: Sequence[float], **options: Any) -> dict[str, tuple[Any, Any]]:
-    """Cells of a grid, batch x model, in the first rounds."""
-    name, ranks = f"{grid[0]}x{grid[1]}", grid[0] * grid[1]
-    return {
-        f"{name}-{n}": (
-            {"ranks": ranks, "grid": name, "repeat": n},
-            _measured(ranks, 0.5, taken, grid=(1, *grid), **options),
-        )
-        for n, taken in enumerate(seconds, 1)
-    }
-
-
 def test_the_fastest_of_lines_maps_breakdowns_curves_and_bases_are_so_in_the_rounds_of_all(tmp_path: Path) -> None:
     """By the medians of their own rounds, 2x4 would take less time than 4x2, whose last rounds were slow for all."""
     slow = [0.055, 0.054, 0.056, 0.08, 0.081, 0.08, 0.08]
-    runs = {**_rounds((2, 4), [0.06] * 3), **_rounds((4, 2), slow), **_rounds((4, 4), [0.07] * 7)}
+    runs = {
+        f"{b}x{m}-{n}": (
+            {"ranks": b * m, "grid": f"{b}x{m}", "repeat": n},
+            _measured(b * m, 0.5, taken, grid=(1, b, m)),
+        )
+        for (b, m), seconds in {(2, 4): [0.06] * 3, (4, 2): slow, (4, 4): [0.07] * 7}.items()
+        for n, taken in enumerate(seconds, 1)
+    }
     results = made_study(tmp_path, runs)
     assert compare_points(results)["4x4-1"].base.id == "4x2-1"
     assert [[point.id for point in line.points] for line in strong_lines(results)] == [["4x2-1", "4x4-1"]]
     assert [list(bars) for bars in breakdowns_of(results).values()] == [["8\n4x2", "16\n4x4"]]
     assert [curve.name for curve in curves_of(results, "training loss")] == ["ranks 8, grid 4x2"]
     texts = draw_plots(results)["grids"][1].axes[0].texts
-    assert [(text.get_text(), text.get_bbox_patch() is not None) for text in texts] == [
-        ("60", False),
-        ("55", True),
-        ("70", False),
-    ]
+    boxed = {text.get_text(): text.get_bbox_patch() is not None for text in texts}
+    assert boxed == {"60": False, "55": True, "70": False}
 
 
 def _crossed(results: StudyResults, plot: str) -> list[float]:
