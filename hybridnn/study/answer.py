@@ -139,7 +139,7 @@ def fastest_layouts(results: StudyResults) -> list[Fastest]:
     comparisons = compare_points(results)
     alike = alike_points(results.timed, constant=lambda p: (p.first.train_samples, p.first.batch_size, p.first.ranks))
     several = [points for points in alike if len({layout_name(point) for point in points}) > 1]
-    several = sorted(several, key=lambda points: points[0].first.ranks)
+    several.sort(key=lambda points: points[0].first.ranks)
     return [_fastest(results, points, comparisons, len(several)) for points in several]
 
 
@@ -220,10 +220,9 @@ def warnings_of(results: StudyResults) -> list[str]:
     curves = alike_points(results.points, LAYOUT | WORK, lambda point: ())
     warnings += hardware_warnings([cell.run for point in curve for cell in point.cells] for curve in curves)
     if disturbed := [cell.id for cell in results.cells if cell.is_disturbed]:
-        took = f"processes of others took more than {MOST_DISTURBANCE:.0%} of the cores in use"
+        took = f"processes of others took more than {MOST_DISTURBANCE:.0%} of the cores in use in {disturbed[0]}"
         more = f" and {len(disturbed) - 1} more" * (len(disturbed) > 1)
-        cells = f"{len(disturbed)} of {counted(len(results.cells), 'cell')}"
-        warnings.append(f"{cells} disturbed: {took} in {disturbed[0]}{more}")
+        warnings.append(f"{len(disturbed)} of {counted(len(results.cells), 'cell')} disturbed: {took}{more}")
     warnings += dict.fromkeys(text for run in runs for text in run.header.crowded)
     warnings += prediction_warnings(runs)
     if without_base := [point for point in results.timed if point.id not in comparisons]:
@@ -238,8 +237,7 @@ def group_warnings(group: Sequence[Comparison]) -> list[str]:
     """Sentences on doubtful speed-ups and predictions of runs outside of a study."""
     runs = [cell.figures for found in group for cell in found.point.cells]
     doubtful = [_efficiency_warning(f"{it.point.first.ranks} ranks, {it.point.first.grid}", it) for it in group]
-    doubts = dict.fromkeys(run.prediction_doubt for run in runs)
-    return [text for text in (_threads_warning(runs), *doubtful, *doubts) if text]
+    return [*filter(None, [_threads_warning(runs), *doubtful, *dict.fromkeys(run.prediction_doubt for run in runs)])]
 
 
 def _efficiency_warning(what: str, comparison: Comparison) -> str:
@@ -275,9 +273,8 @@ def prediction_warnings(runs: Sequence[RunRecord]) -> list[str]:
         of_machine = [(run, found) for run, found in predictions if found.machine == name]
         warnings += filter(None, dict.fromkeys(found.doubt for _, found in of_machine))
         processors = [text for run, _ in of_machine for text in host_values(run.header, "processors")]
-        warnings += _machine_warnings(
-            name, of_machine[0][1], max(run.header.ranks for run, _ in of_machine), processors
-        )
+        most_ranks = max(run.header.ranks for run, _ in of_machine)
+        warnings += _machine_warnings(name, of_machine[0][1], most_ranks, processors)
     return warnings
 
 

@@ -129,7 +129,10 @@ def _draw_strong(results: StudyResults, lines: Sequence[ScalingLine]) -> Plots:
     comparisons = compare_points(results)
     compared = [[comparisons[point.id] for point in line.points if point.id in comparisons] for line in lines]
     speed_ups = [_values(line, "speed_up") for line in compared]
-    ratios = [_predicted_speed_ups(line) for line in lines]
+    ratios = [
+        [(found.point.first.ranks, found.predicted_speed_up) for found in line if found.predicted_speed_up is not None]
+        for line in compared
+    ]
     bases = {found.base.first.ranks for line in compared for found in line}
     base, marks, predicted = baseline_text(results), _marks(speed_ups), _predicted(lines)
     least_times = [(item.point, f"{item.name}, " * bool(item.name)) for item in fastest_layouts(results)]
@@ -156,11 +159,6 @@ def _draw_strong(results: StudyResults, lines: Sequence[ScalingLine]) -> Plots:
             _draw_efficiencies(lines, compared),
         ),
     }
-
-
-def _predicted_speed_ups(line: ScalingLine) -> Predicted:
-    first = line.points[0].predicted_seconds_per_epoch
-    return [] if first is None else [(ranks, first / seconds) for ranks, seconds in line.predicted]
 
 
 def _draw_weak(lines: Sequence[ScalingLine]) -> Plots:

@@ -157,7 +157,12 @@ METHODS = {("sequential", 1): 6.0, ("sequential", 4): 12.0, ("ddg", 4): 4.0, ("p
 
 def test_methods_are_compared_with_the_baseline_on_their_own_ranks_or_the_fewest(tmp_path: Path) -> None:
     runs = _method_runs(METHODS)
+    for _, options in runs.values():
+        options["lines"] = [prediction_line(options["seconds"][0] / 10)]
     results = made_study(tmp_path / "own", runs, baseline={"method": "sequential"})
+    lines = draw_plots(results)["speed_up"][1].axes[0].get_lines()
+    predicted = [list(line.get_ydata()) for line in lines if line.get_label() == "predicted"]
+    assert sorted(predicted) == [[1, 1], [1, 2], [1, 3]], "against the bases of the measured ones"
     assert _speed_ups(results) == {
         "sequential-1": (1, "sequential-1"),
         "sequential-4": (1, "sequential-4"),
