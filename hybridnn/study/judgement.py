@@ -275,22 +275,16 @@ def _welch(side: Sample, base: Sample, tail: float) -> Estimate:
 
 def _share(side: Sample, other: Sample | None, tail: float) -> Estimate:
     """A share of the runs, or the difference of two, with its interval."""
-    first = _clopper_pearson(side, tail)
+    p, low, high = _clopper_pearson(round(sum(side.values.values())), len(side.values), tail)
     if other is None:
-        return Estimate(*first)
-    (p, low, high), (q, other_low, other_high) = first, _clopper_pearson(other, tail)
+        return Estimate(p, low, high)
+    q, other_low, other_high = _clopper_pearson(round(sum(other.values.values())), len(other.values), tail)
     return Estimate(p - q, p - q - hypot(p - low, other_high - q), p - q + hypot(high - p, q - other_low))
 
 
-def _clopper_pearson(sample: Sample, tail: float) -> tuple[float, float, float]:
-    runs, hits = len(sample.values), round(sum(sample.values.values()))
-    low = _beta(tail, hits, runs - hits + 1) if hits else 0.0
-    high = _beta(1 - tail, hits + 1, runs - hits) if hits < runs else 1.0
-    return hits / runs, low, high
-
-
 @lru_cache(maxsize=1024)
-def _beta(probability: float, a: int, b: int) -> float:
-    from scipy.stats import beta
+def _clopper_pearson(hits: int, runs: int, tail: float) -> tuple[float, float, float]:
+    from scipy.stats import binomtest
 
-    return float(beta.ppf(probability, a, b))
+    found = binomtest(hits, runs).proportion_ci(1 - 2 * tail, method="exact")
+    return hits / runs, float(found.low), float(found.high)

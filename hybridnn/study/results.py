@@ -243,11 +243,9 @@ class StudyResults:
     @property
     def varying(self) -> tuple[str, ...]:
         """Labels of the axes that have several values among the points."""
-        seen: dict[str, set[str]] = {}
-        for point in self.points:
-            for label, value in point.values.items():
-                seen.setdefault(label, set()).add(str(value))
-        return tuple(label for label, values in seen.items() if len(values) > 1)
+        values = dict.fromkeys((label, str(value)) for point in self.points for label, value in point.values.items())
+        numbers = Counter(label for label, _ in values)
+        return tuple(label for label, number in numbers.items() if number > 1)
 
     @property
     def metric_name(self) -> str:
