@@ -106,6 +106,12 @@ ALL = [(layout, number) for layout in MEASURED for number in (1, 2, 3)]
             id="winner by the common rounds",
         ),
         pytest.param(
+            {BATCH: [0.060, 0.060, 0.060], MODEL: [0.055, 0.054, 0.056, 0.08, 0.081]},
+            [(MODEL, 5)],
+            r"2 ranks: 1x2 is the fastest, .* in the 3 rounds of all\. The next, 2x1, takes 1\.09 \[.*",
+            id="disturbed in a round that not all have",
+        ),
+        pytest.param(
             {ONE: [1.0, 1.01, 1.0], BATCH: [2.5, 2.55, 2.5], MODEL: [3.0, 3.1, 3.0]},
             [],
             r"2 ranks: 2x1 is the fastest, .* on average, slower than 1 rank \(0\.40 \[0\.39, 0\.41\] times as fast\); "
