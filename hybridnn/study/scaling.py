@@ -110,8 +110,8 @@ def base_of(results: StudyResults, point: StudyPoint, among: Sequence[StudyPoint
         if has_values(other.values, baseline)
         and all(str(other.values.get(label)) == str(point.values[label]) for label in fixed)
     ]
-    nearest = fastest_by(candidates, rank)
-    return nearest[min(nearest)] if nearest else None
+    least = min(map(rank, candidates), default=None)
+    return fastest_by((other for other in candidates if rank(other) == least), rank).get(least) if least else None
 
 
 def compare_with(point: StudyPoint, base: StudyPoint, comparisons: int = 1, *, is_paired: bool = True) -> Comparison:
