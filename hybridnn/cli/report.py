@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hybridnn.diagnostics.diagnosis import StallRecord
     from hybridnn.runs.quantities import InstructionFigures, RunFigures
     from hybridnn.runs.run_files import RunRecord
-    from hybridnn.study.scaling import ScalingGroup
+    from hybridnn.study.scaling import Comparison
 
 
 FIGURE = re.compile("loss|accuracy|r2|^best(?!_epoch)")  # names of losses and metrics
@@ -217,28 +217,29 @@ def _print_run(run: RunRecord, figures: RunFigures, instructions: Sequence[Instr
         console.print(f"warning: {disturbance_text(run.disturbance)}")
 
 
-def _print_groups(console: Console, groups: Sequence[ScalingGroup]) -> None:
+def _print_groups(console: Console, groups: Sequence[Sequence[Comparison]]) -> None:
     """Print the strong-scaling table of each group, with the conditions that distinguish it from the others."""
     from hybridnn.runs.quantities import differing
     from hybridnn.study.answer import group_warnings
     from hybridnn.study.results import mark_note
 
-    distinguishing = [name for name in differing([group.base.values for group in groups]) if name not in NAMED]
+    distinguishing = [name for name in differing([group[0].base.values for group in groups]) if name not in NAMED]
     for group in groups:
-        base = group.base.first
+        base = group[0].base.first
         data = f"{base.data} ({base.train_samples:,} training samples)"
-        base_text = f"{counted(base.ranks, 'rank')}, {base.folder}" + " and its repeats" * (len(group.base.cells) > 1)
+        repeats = " and its repeats" * (len(group[0].base.cells) > 1)
+        base_text = f"{counted(base.ranks, 'rank')}, {base.folder}{repeats}"
         shown = [f"{name} = {base.conditions[name]}" for name in distinguishing if name in base.conditions]
         title = ", ".join([f"{base.network} on {data}", *shown])
         console.print(f"{title}; speed-up against {base_text}", soft_wrap=True)
         print_table(console, _scaling_table(group))
         lines = []
-        for figures in (cell.figures for point in group.points for cell in point.cells):
+        for figures in (cell.figures for found in group for cell in found.point.cells):
             method = f", {figures.method}" if figures.method else ""
             end = "" if figures.diverged_at is None else f"; diverged at step {figures.diverged_at}"
             lines.append(f"  {counted(figures.ranks, 'rank')}, {figures.grid}{method}: {figures.verdict.text}{end}")
         console.print(*dict.fromkeys(lines), sep="\n")
-        if note := mark_note(group.points):
+        if note := mark_note(found.point for found in group):
             console.print(note)
         for warning in group_warnings(group):
             console.print(f"warning: {warning}", soft_wrap=True)
@@ -256,7 +257,7 @@ def _facts(figures: RunFigures) -> dict[str, Any]:
     return {**asdict(figures), "prediction_error": figures.prediction_error}
 
 
-def _group_facts(group: ScalingGroup) -> dict[str, Any]:
+def _group_facts(group: Sequence[Comparison]) -> dict[str, Any]:
     from hybridnn.study.answer import group_warnings
 
     rows = [
@@ -268,10 +269,10 @@ def _group_facts(group: ScalingGroup) -> dict[str, Any]:
             "efficiency": compared.efficiency.value,
             "predicted_speed_up": compared.predicted_speed_up,
         }
-        for point, compared in zip(group.points, group.comparisons, strict=True)
-        for cell in point.cells
+        for compared in group
+        for cell in compared.point.cells
     ]
-    base = group.base.first
+    base = group[0].base.first
     return {"base": base.folder, "base_ranks": base.ranks, "runs": rows, "warnings": group_warnings(group)}
 
 
@@ -287,7 +288,7 @@ def _step_table(figures: RunFigures, instructions: Sequence[InstructionFigures])
     return new_table(("ms per step",), titles, [*rows, ("bytes per step", *sent, "")], show_edge=False)
 
 
-def _scaling_table(group: ScalingGroup) -> Table:
+def _scaling_table(group: Sequence[Comparison]) -> Table:
     """A row for each point; of three repeats or more, with intervals."""
     from hybridnn.runs.quantities import relative_error
     from hybridnn.study.results import marked
@@ -298,16 +299,16 @@ def _scaling_table(group: ScalingGroup) -> Table:
             point.first.grid,
             point.first.method or MISSING,
             str(point.first.batch_size),
-            marked(point.seconds_per_epoch.format(), point),
-            marked("1.00" if point is group.base else compared.judged.text, point, group.base),
-            marked(compared.efficiency.format(".0%"), point, group.base),
+            marked(point.seconds_per_epoch.format(), point.is_disturbed),
+            marked("1.00" if point is compared.base else compared.judged.text, compared.is_disturbed),
+            marked(compared.efficiency.format(".0%"), compared.is_disturbed),
             number_cell(compared.predicted_speed_up, ".2f"),
             number_cell(relative_error(point.predicted_seconds_per_epoch, point.seconds_per_epoch.value), "+.0%"),
             number_cell(point.shares.communicate, ".0%"),
             number_cell(point.shares.bubble, ".0%"),
             number_cell(point.shares.wait, ".0%"),
         )
-        for point, compared in zip(group.points, group.comparisons, strict=True)
+        for point, compared in ((compared.point, compared) for compared in group)
     ]
     titles = ("grid", "method", "batch", "s per\nepoch", "speed-\nup", "effi-\nciency")
     more = ("predicted\nspeed-up", "step\nerror", "comm.", "bubble", "wait")

@@ -10,21 +10,22 @@ from typing import Any
 from hybridnn.cost.machine import Machine
 from hybridnn.diagnostics.hosts import MOST_DISTURBANCE, processor_name
 from hybridnn.runs.quantities import RunFigures
-from hybridnn.runs.records import RunHeader
+from hybridnn.runs.records import PredictedStep, RunHeader
 from hybridnn.runs.run_files import RunRecord
 from hybridnn.study.accuracy import compare_trainings
 from hybridnn.study.cells import Cell
 from hybridnn.study.judgement import Contrast, Judgement, fastest_of
-from hybridnn.study.results import CellResult, StudyPoint, StudyResults, host_values, point_name, times_as_fast
+from hybridnn.study.results import CellResult, StudyPoint, StudyResults, disturbed_text, host_values, point_name
 from hybridnn.study.scaling import (
     LAYOUT,
     WORK,
     Comparison,
-    ScalingGroup,
     alike_points,
+    baseline_text,
     compare_points,
     compare_with,
     layout_name,
+    times_as_fast,
 )
 from hybridnn.study.statistics import CONFIDENCE, LEAST_REPEATS, coverage_of_median
 from hybridnn.utils.text import counted, joined
@@ -96,11 +97,9 @@ class Fastest:
             return f". It is not compared with {base}: {found.judged.reservation}."
         texts = {"higher": f", {ratio} as {base}", "lower": f", slower than {base} ({ratio})"}
         text = texts.get(found.judged.conclusion, f"; no difference to {base} can be told ({ratio})")
-        lost = {name: share for name, share in (found.parts or {}).items() if name != "compute" and share >= LEAST_LOSS}
-        if not lost:
-            return text + "."
-        parts = ", ".join(f"{name} {lost[name]:.0%}" for name in sorted(lost, key=lambda name: -lost[name]))
-        return f"{text}; it loses to {parts} of the ranks' time."
+        parts = sorted((found.parts or {}).items(), key=lambda part: -part[1])
+        lost = ", ".join(f"{name} {share:.0%}" for name, share in parts if name != "compute" and share >= LEAST_LOSS)
+        return f"{text}; it loses to {lost} of the ranks' time." if lost else f"{text}."
 
     def _against_others(self) -> str:
         alike = [f"{layout_name(it)} ({found.text} times as long)" for it, found in self.others if it in self.alike]
@@ -140,7 +139,7 @@ def fastest_layouts(results: StudyResults) -> list[Fastest]:
     comparisons = compare_points(results)
     alike = alike_points(results.timed, constant=lambda p: (p.first.train_samples, p.first.batch_size, p.first.ranks))
     several = [points for points in alike if len({layout_name(point) for point in points}) > 1]
-    several = sorted(several, key=lambda points: points[0].first.ranks)
+    several.sort(key=lambda points: points[0].first.ranks)
     return [_fastest(results, points, comparisons, len(several)) for points in several]
 
 
@@ -174,28 +173,11 @@ def answers_of(results: StudyResults) -> list[str]:
 
 def _reservation(cells: Sequence[CellResult]) -> str:
     """Why nothing is concluded from times: runs that others disturbed, or whose ranks took turns; empty if none."""
-    disturbed = sum(cell.is_disturbed for cell in cells)
-    verb = "was" if disturbed == 1 else "were"
-    others = f"{disturbed} of {counted(len(cells), 'run')} {verb} disturbed by other processes" * (disturbed > 0)
     crowded = dict.fromkeys(text.partition(":")[0] for cell in cells for text in cell.run.header.crowded)
-    return "; ".join(filter(None, [others, *crowded]))
+    return "; ".join(filter(None, [disturbed_text([cell.is_disturbed for cell in cells]), *crowded]))
 
 
 # -- what is compared --------------------------------------------------------------------------------------------------
-
-
-def baseline_text(results: StudyResults) -> str:
-    """Return the base of the speed-ups as text, with its ranks, and its seconds where all points have the same one.
-
-    A speed-up says little without the time of its base (Hoefler and Belli 2015, rule 1).
-    """
-    bases = {found.base.id: found.base for found in compare_points(results).values()}
-    wanted = ", ".join(f"{label} {value}" for label, value in results.manifest.baseline.items())
-    ranks = {base.first.ranks for base in bases.values()}
-    details = [counted(ranks.pop(), "rank")] if len(ranks) == 1 else []
-    if len(bases) == 1:
-        details += [f"{base.seconds_per_epoch.format()} s per epoch" for base in bases.values()]
-    return (wanted or "the fewest ranks of the same work") + f" ({', '.join(details)})" * bool(details)
 
 
 def conditions_text(results: StudyResults) -> str:
@@ -205,17 +187,18 @@ def conditions_text(results: StudyResults) -> str:
     sentences = [f"Medians of up to {repeated} runs" if repeated > 1 else "Single runs"]
     if repeated >= LEAST_REPEATS:
         least = min(number for point in results.points if (number := len(point.cells)) >= LEAST_REPEATS)
-        sentences[0] += f" [{coverage_of_median(least):.0%} confidence interval, bootstrap]"
+        sentences[0] += f" [{coverage_of_median(least):.0%} confidence interval, binomial]"
     if seeds > 1:
         spread = "± standard deviations, the spread over the seeds and not an error of the mean"
         means = f"Results of the training are means over up to {seeds} seeds {spread}"
-        sentences = [*sentences[: results.is_timed], means]
-    if results.is_timed:
+        sentences = [*sentences[: len(results.timed)], means]
+    if results.timed:
         level = f"{CONFIDENCE:.0%} confidence interval, Student's t; in sentences, that of all comparisons"
         paired = f", by round [{level}]" * (repeated >= LEAST_REPEATS)
         sentences.append(f"Speed-up against {baseline_text(results)}{paired}")
     if times_as_fast(results):
         sentences.append("Times as fast: time per epoch in the first folder divided by the time in this one")
+        sentences.append("Its interval is Welch's, as the folders have no common rounds")
     sentences += filter(None, [results.findings.note])
     return " ".join(f"{sentence}." for sentence in sentences)
 
@@ -232,15 +215,14 @@ def warnings_of(results: StudyResults) -> list[str]:
         nodes = sorted({cell.figures.nodes for cell in point.cells})
         if len(nodes) > 1:
             warnings.append(f"{name}: repeated on {', '.join(map(str, nodes))} nodes, whose times are not the same")
-        if (found := comparisons.get(point.id)) is not None and _differs_in_ranks(point, found.base):
+        if (found := comparisons.get(point.id)) is not None and found.differs_in_ranks:
             warnings.append(_efficiency_warning(name, found))
     curves = alike_points(results.points, LAYOUT | WORK, lambda point: ())
     warnings += hardware_warnings([cell.run for point in curve for cell in point.cells] for curve in curves)
     if disturbed := [cell.id for cell in results.cells if cell.is_disturbed]:
-        took = f"processes of others took more than {MOST_DISTURBANCE:.0%} of the cores in use"
+        took = f"processes of others took more than {MOST_DISTURBANCE:.0%} of the cores in use in {disturbed[0]}"
         more = f" and {len(disturbed) - 1} more" * (len(disturbed) > 1)
-        cells = f"{len(disturbed)} of {counted(len(results.cells), 'cell')}"
-        warnings.append(f"{cells} disturbed: {took} in {disturbed[0]}{more}")
+        warnings.append(f"{len(disturbed)} of {counted(len(results.cells), 'cell')} disturbed: {took}{more}")
     warnings += dict.fromkeys(text for run in runs for text in run.header.crowded)
     warnings += prediction_warnings(runs)
     if without_base := [point for point in results.timed if point.id not in comparisons]:
@@ -251,15 +233,11 @@ def warnings_of(results: StudyResults) -> list[str]:
     return [text for text in warnings if text]
 
 
-def group_warnings(group: ScalingGroup) -> list[str]:
+def group_warnings(group: Sequence[Comparison]) -> list[str]:
     """Sentences on doubtful speed-ups and predictions of runs outside of a study."""
-    runs = [cell.figures for point in group.points for cell in point.cells]
-    doubtful = [
-        _efficiency_warning(f"{point.first.ranks} ranks, {point.first.grid}", comparison)
-        for point, comparison in zip(group.points, group.comparisons, strict=True)
-    ]
-    doubts = dict.fromkeys(run.prediction_doubt for run in runs)
-    return [text for text in (_threads_warning(runs), *doubtful, *doubts) if text]
+    runs = [cell.figures for found in group for cell in found.point.cells]
+    doubtful = [_efficiency_warning(f"{it.point.first.ranks} ranks, {it.point.first.grid}", it) for it in group]
+    return [*filter(None, [_threads_warning(runs), *doubtful, *dict.fromkeys(run.prediction_doubt for run in runs)])]
 
 
 def _efficiency_warning(what: str, comparison: Comparison) -> str:
@@ -271,33 +249,20 @@ def _efficiency_warning(what: str, comparison: Comparison) -> str:
 
 def _threads_warning(runs: Sequence[RunFigures]) -> str:
     threads = sorted({run.threads_per_rank for run in runs})
-    if len(threads) < 2:
-        return ""
     numbers = ", ".join(map(str, threads))
-    return f"the runs differ in BLAS threads per rank ({numbers}): speed-ups compare different numbers of cores"
-
-
-def _differs_in_ranks(point: StudyPoint, base: StudyPoint) -> bool:
-    """Whether a speed-up of the point can only come from more ranks: not from another method of stages, for example."""
-    values = ((label, str(value)) for label, value in point.values.items() if label not in LAYOUT)
-    same_method = base.grid[0] == 1 or base.first.method == point.first.method
-    same_values = all(str(base.values.get(label)) == text for label, text in values)
-    return same_method and same_values and point.first.ranks > base.first.ranks
+    text = f"the runs differ in BLAS threads per rank ({numbers}): speed-ups compare different numbers of cores"
+    return text * (len(threads) > 1)
 
 
 def hardware_warnings(curves: Iterable[Sequence[RunRecord]]) -> list[str]:
     """Sentences on the `CONDITIONS` in which the cells of a curve differ."""
-    found: dict[str, Counter[str]] = {}
-    for curve in curves:
-        for name, value in CONDITIONS.items():
-            values = Counter(text for run in curve if (text := value(run.header)))
-            if len(values) > 1:
-                found.setdefault(name, Counter()).update(values)
-    texts = {
-        name: "; ".join(f"{text} ({counted(cells, 'cell')})" for text, cells in values.items())
-        for name, values in found.items()
-    }
-    return [f"cells of one curve ran with different {name}: {texts[name]}" for name in CONDITIONS if name in texts]
+    headers, warnings = [[run.header for run in curve] for curve in curves], []
+    for name, value in CONDITIONS.items():
+        found = [Counter(text for header in curve if (text := value(header))) for curve in headers]
+        if differing := sum((values for values in found if len(values) > 1), Counter()):
+            texts = "; ".join(f"{text} ({counted(cells, 'cell')})" for text, cells in differing.items())
+            warnings.append(f"cells of one curve ran with different {name}: {texts}")
+    return warnings
 
 
 def prediction_warnings(runs: Sequence[RunRecord]) -> list[str]:
@@ -308,25 +273,24 @@ def prediction_warnings(runs: Sequence[RunRecord]) -> list[str]:
         of_machine = [(run, found) for run, found in predictions if found.machine == name]
         warnings += filter(None, dict.fromkeys(found.doubt for _, found in of_machine))
         processors = [text for run, _ in of_machine for text in host_values(run.header, "processors")]
-        machine, most_ranks = of_machine[0][1], max(run.header.ranks for run, _ in of_machine)
-        warnings += _machine_warnings(name, machine.processor, machine.calibrated_ranks, most_ranks, processors)
+        most_ranks = max(run.header.ranks for run, _ in of_machine)
+        warnings += _machine_warnings(name, of_machine[0][1], most_ranks, processors)
     return warnings
 
 
 def price_warnings(machine: Machine, cells: Sequence[Cell]) -> list[str]:
     """Sentences on a machine file that is doubtful, of fewer ranks than the cells have, or of another processor."""
-    most, processors = max(cell.ranks for cell in cells), [processor_name()]
-    found = _machine_warnings(machine.name, machine.processor, machine.calibrated_ranks, most, processors)
+    found = _machine_warnings(machine.name, machine, max(cell.ranks for cell in cells), [processor_name()])
     return [*filter(None, [machine.doubt]), *found]
 
 
 def _machine_warnings(
-    name: str, processor: str, calibrated_ranks: int | None, most_ranks: int, processors: Iterable[str]
+    name: str, machine: Machine | PredictedStep, most_ranks: int, processors: Iterable[str]
 ) -> list[str]:
     """Sentences on a machine file for runs of up to `most_ranks` ranks on `processors`; it may not state its own."""
-    warnings = []
-    if calibrated_ranks is not None and calibrated_ranks < most_ranks:
-        measured = f"was calibrated on {counted(calibrated_ranks, 'rank')}"
+    warnings, calibrated, processor = [], machine.calibrated_ranks, machine.processor
+    if calibrated is not None and calibrated < most_ranks:
+        measured = f"was calibrated on {counted(calibrated, 'rank')}"
         warnings.append(f"the machine file {name} {measured}: predictions for {most_ranks} are extrapolated")
     others = ", ".join(dict.fromkeys(text for text in processors if text != processor))
     if processor and others:

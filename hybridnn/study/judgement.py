@@ -2,10 +2,11 @@
 
 A quantity has one value for every seed, or for every repeat of a time. Two sides of a comparison are taken seed by
 seed, or round by round, as differences or ratios; the interval of their mean is that of Student's t distribution. Times
-and ratios are compared by their logarithms, so that the mean is the geometric one. Shares of runs (`converged`,
-`diverged`) have the interval of Clopper and Pearson 1934, and their differences that of Newcombe 1998 (Interval
-estimation for the difference between independent proportions, method 10) with it. Where one of several comparisons
-decides, the error of 5 % is divided by their number (Bonferroni).
+and ratios are compared by their logarithms, so that the mean is the geometric one. Times that have no common rounds
+have the interval of Welch 1947 (The generalization of 'Student's' problem when several different population variances
+are involved). Shares of runs (`converged`, `diverged`) have the interval of Clopper and Pearson 1934, and their
+differences that of Newcombe 1998 (Interval estimation for the difference between independent proportions, method 10)
+with it. Where one of several comparisons decides, the error of 5 % is divided by their number (Bonferroni).
 """
 
 from __future__ import annotations
@@ -14,10 +15,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import exp, hypot, inf, isfinite, isnan, log, nan, sqrt
-from statistics import fmean
+from statistics import fmean, variance
 from typing import Literal
 
-from hybridnn.study.statistics import CONFIDENCE, LEAST_REPEATS, Estimate, mean_with_interval
+from hybridnn.study.statistics import (
+    CONFIDENCE,
+    LEAST_REPEATS,
+    LOG_OF_LARGEST,
+    Estimate,
+    mean_with_interval,
+    student_quantile,
+)
 from hybridnn.utils.text import counted
 
 By = Literal["difference", "ratio"]
@@ -61,13 +69,6 @@ class Sample:
         """The quantity in other units, `factor` times as large."""
         return replace(self, values={name: factor * value for name, value in self.values.items()})
 
-    def over(self, other: Sample, factor: float = 1.0) -> Sample:
-        """The ratios to another quantity in the rounds that both have, `factor` times as large."""
-        common = [name for name in self.values if name in other.values]
-        if not common:
-            raise UndecidedError("no repeat of the baseline is one of these repeats")
-        return Sample({name: factor * self.values[name] / other.values[name] for name in common}, self.kind)
-
 
 @dataclass(frozen=True)
 class Contrast:
@@ -100,13 +101,6 @@ class Contrast:
         """The larger number of points of which a side was chosen."""
         return max(self.side.choices, 1 if self.other is None else self.other.choices)
 
-    @property
-    def runs(self) -> str:
-        """The number of seeds or repeats, as text; empty for an exact quantity."""
-        names = {"exact": "", "time": "repeats"}
-        name = names.get(self.side.kind, "seeds")
-        return f"{len(self.side.values)} {name}" if name else ""
-
     def estimate(self, comparisons: int = 1) -> Estimate:
         """The mean with an interval for one of so many comparisons.
 
@@ -114,7 +108,7 @@ class Contrast:
         side is the best of several points: the rest is divided by their number (Bonferroni). There is no interval with
         fewer than `LEAST_REPEATS` seeds or repeats, or where some values are infinite.
         """
-        tail = (1 - CONFIDENCE) / (2 * comparisons * self.choices)
+        tail = _tail(comparisons * self.choices)
         values, is_exact = self.values, self.side.kind == "exact"
         if self.side.kind == "share":
             found = _share(self.side, self.other, tail)
@@ -139,7 +133,7 @@ def decide(estimate: Estimate, at_least: float | None, at_most: float | None) ->
 
 @dataclass(frozen=True)
 class Judgement:
-    """A quantity compared with that of a base, in the seeds or rounds that both have.
+    """A quantity compared with that of a base, in the seeds or rounds that both have, or without pairs.
 
     Attributes
     ----------
@@ -149,8 +143,8 @@ class Judgement:
     conclusion : {"lower", "higher", "equal", "undecided"}
         ``"equal"``: the interval lies within the margin.
     by : {"ratio", "difference"}
-    pairs : tuple of float
-        The differences or ratios.
+    pairs : mapping of str to float
+        The differences or ratios, by seed or round.
     reservation : str
         Why nothing can be concluded: too few seeds or rounds, runs that diverged or were disturbed; else empty.
     """
@@ -158,7 +152,7 @@ class Judgement:
     estimate: Estimate
     conclusion: Conclusion
     by: By
-    pairs: tuple[float, ...]
+    pairs: Mapping[str, float]
     reservation: str = ""
 
     @property
@@ -172,7 +166,14 @@ class Judgement:
 
 
 def judge(
-    side: Sample, base: Sample, by: By = "ratio", *, comparisons: int = 1, margin: float = 0.0, reservation: str = ""
+    side: Sample,
+    base: Sample,
+    by: By = "ratio",
+    *,
+    comparisons: int = 1,
+    margin: float = 0.0,
+    reservation: str = "",
+    is_paired: bool = True,
 ) -> Judgement:
     """Compare a quantity with that of a base, and conclude what its interval allows.
 
@@ -188,26 +189,37 @@ def judge(
         Largest difference that counts as none, or with ``"ratio"`` its excess over 1.
     reservation : str
         Why nothing is concluded, such as runs that were disturbed by other processes.
+    is_paired : bool
+        False for the ratio of two times that were not measured in turns: all values count.
     """
     none, unit = 1.0 if by == "ratio" else 0.0, "round" if side.kind == "time" else "seed"
-    common = [name for name in side.values if name in base.values]
-    if not common:
+    common, (first, second) = in_common_rounds([side, base])
+    if is_paired and not common:
         means = _ratio(side.mean, base.mean) if by == "ratio" else side.mean - base.mean
-        return Judgement(Estimate(means), "undecided", by, (), reservation or f"no {unit} is common")
-    first, second = (replace(it, values={name: it.values[name] for name in common}) for it in (side, base))
-    contrast = Contrast(first, second, by)
-    estimate = contrast.estimate(comparisons)
+        return Judgement(Estimate(means), "undecided", by, {}, reservation or f"no {unit} is common")
+    if is_paired:
+        contrast = Contrast(first, second, by)
+        number, estimate = len(common), contrast.estimate(comparisons)
+        pairs = dict(zip(common, contrast.values, strict=True))
+    else:
+        number, estimate, pairs = min(len(side.values), len(base.values)), _welch(side, base, _tail(comparisons)), {}
     conclusion: Conclusion = "undecided"
     least = 1 / (1 + margin) if by == "ratio" else -margin
     if estimate.low is None or estimate.high is None:
-        few = f"{counted(len(common), unit)} cannot show a difference"
-        reservation = reservation or (few if len(common) < LEAST_REPEATS else "some runs diverged")
+        few = f"{counted(number, unit)} cannot show a difference"
+        reservation = reservation or (few if number < LEAST_REPEATS else "some runs diverged")
     elif not reservation:
         if margin and decide(estimate, least, none + margin) == "agrees":
             conclusion = "equal"
         elif not estimate.low <= none <= estimate.high:
             conclusion = "higher" if estimate.low > none else "lower"
-    return Judgement(estimate, conclusion, by, tuple(contrast.values), reservation)
+    return Judgement(estimate, conclusion, by, pairs, reservation)
+
+
+def in_common_rounds(sides: Sequence[Sample]) -> tuple[list[str], list[Sample]]:
+    """The rounds that all have, and their values in these; all values where there is no such round."""
+    common = [name for name in sides[0].values if all(name in side.values for side in sides)]
+    return common, [replace(side, values={name: side.values[name] for name in common or side.values}) for side in sides]
 
 
 def fastest_of(
@@ -220,12 +232,16 @@ def fastest_of(
     needs every comparison, none is corrected for their number: if several layouts are equally fast everywhere, one is
     called the fastest in at most 5 % of studies.
     """
-    common = [name for name in layouts[0].values if all(name in layout.values for layout in layouts)]
+    common, counted_in = in_common_rounds(layouts)
     doubt = reservation or ("" if common else "no round has all layouts")
-    counted_in = [replace(it, values={name: it.values[name] for name in common or it.values}) for it in layouts]
     best, *others = sorted(range(len(layouts)), key=lambda index: counted_in[index].mean)
     judged = [judge(counted_in[at], counted_in[best], comparisons=answers, reservation=doubt) for at in others]
     return best, list(zip(others, judged, strict=True)), common
+
+
+def _tail(comparisons: int) -> float:
+    """Probability beside each end of the interval of one of so many comparisons."""
+    return (1 - CONFIDENCE) / (2 * comparisons)
 
 
 def _difference(value: float, other: float) -> float:
@@ -239,27 +255,36 @@ def _ratio(value: float, other: float) -> float:
 
 
 def _mean(values: list[float], *, is_factor: bool) -> float:
+    if len(set(values)) == 1:
+        return values[0]
     return exp(fmean(map(log, values))) if is_factor and all(0 < value < inf for value in values) else fmean(values)
+
+
+def _welch(side: Sample, base: Sample, tail: float) -> Estimate:
+    """The ratio of the means of two times, with Welch's interval of the difference of their logarithms."""
+    ratio, samples = _ratio(side.mean, base.mean), (side.values.values(), base.values.values())
+    if min(map(len, samples)) < LEAST_REPEATS:
+        return Estimate(ratio)
+    errors = [(variance(map(log, values)) / len(values), len(values) - 1) for values in samples]  # with their freedom
+    if not (error := sum(square for square, _ in errors)):
+        return Estimate(ratio, ratio, ratio)
+    freedom = error**2 / sum(square**2 / degrees for square, degrees in errors)
+    factor = exp(min(student_quantile(tail, freedom) * sqrt(error), LOG_OF_LARGEST))
+    return Estimate(ratio, ratio / factor, ratio * factor)
 
 
 def _share(side: Sample, other: Sample | None, tail: float) -> Estimate:
     """A share of the runs, or the difference of two, with its interval."""
-    first = _clopper_pearson(side, tail)
+    p, low, high = _clopper_pearson(round(sum(side.values.values())), len(side.values), tail)
     if other is None:
-        return Estimate(*first)
-    (p, low, high), (q, other_low, other_high) = first, _clopper_pearson(other, tail)
+        return Estimate(p, low, high)
+    q, other_low, other_high = _clopper_pearson(round(sum(other.values.values())), len(other.values), tail)
     return Estimate(p - q, p - q - hypot(p - low, other_high - q), p - q + hypot(high - p, q - other_low))
 
 
-def _clopper_pearson(sample: Sample, tail: float) -> tuple[float, float, float]:
-    runs, hits = len(sample.values), round(sum(sample.values.values()))
-    low = _beta(tail, hits, runs - hits + 1) if hits else 0.0
-    high = _beta(1 - tail, hits + 1, runs - hits) if hits < runs else 1.0
-    return hits / runs, low, high
-
-
 @lru_cache(maxsize=1024)
-def _beta(probability: float, a: int, b: int) -> float:
-    from scipy.stats import beta
+def _clopper_pearson(hits: int, runs: int, tail: float) -> tuple[float, float, float]:
+    from scipy.stats import binomtest
 
-    return float(beta.ppf(probability, a, b))
+    found = binomtest(hits, runs).proportion_ci(1 - 2 * tail, method="exact")
+    return hits / runs, float(found.low), float(found.high)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from hybridnn.drawing.figures import (
     COLORS,
@@ -26,18 +26,22 @@ from hybridnn.drawing.figures import (
 )
 from hybridnn.runs.run_files import Moment
 from hybridnn.study.accuracy import ComparedTraining, compare_trainings
-from hybridnn.study.answer import baseline_text, fastest_layouts
-from hybridnn.study.results import StudyPoint, StudyResults, mark_note, marked, point_name
+from hybridnn.study.answer import fastest_layouts
+from hybridnn.study.judgement import in_common_rounds
+from hybridnn.study.results import StudyPoint, StudyResults, fastest_by, mark_note, marked, point_name
 from hybridnn.study.scaling import (
     LAYOUT,
+    Comparison,
     ScalingLine,
     alike_points,
+    baseline_text,
     compare_points,
+    compare_with,
     family_of,
     grid_maps,
     layout_name,
-    same_training,
     strong_lines,
+    training_of,
     weak_lines,
 )
 from hybridnn.study.statistics import CONFIDENCE, LEAST_REPEATS, Estimate
@@ -80,7 +84,10 @@ def draw_plots(results: StudyResults) -> Plots:
     if lines := weak_lines(results):
         plots |= _draw_weak(lines)
     if maps := grid_maps(results):
-        caption = "Milliseconds per epoch of process grids, $P_r$ (model) x $P_c$ (batch) ranks; boxed: the least time"
+        caption = (
+            "Mean milliseconds per epoch of process grids, $P_r$ (model) x $P_c$ (batch) ranks, in the rounds that all "
+            "have; boxed: the least time"
+        )
         note = mark_note(point for grids in maps.values() for point in grids.values())
         plots |= _draw_each("grids", caption, note, maps, _draw_map)
     if bars := breakdowns_of(results):
@@ -112,23 +119,22 @@ def _draw_each(
 
 # -- scaling -----------------------------------------------------------------------------------------------------------
 
-Measured = Sequence[tuple[int, Estimate]]
-"""Values of a line by ranks."""
+Measured = Sequence[tuple[int, Estimate, bool]]
+"""Values of a line: the ranks, the value, and whether processes of others disturbed it."""
 
 Predicted = Sequence[tuple[int, float]]
 
 
 def _draw_strong(results: StudyResults, lines: Sequence[ScalingLine]) -> Plots:
     comparisons = compare_points(results)
-    compared = [
-        [(n, found) for n, point in zip(line.ranks, line.points, strict=True) if (found := comparisons.get(point.id))]
-        for line in lines
+    compared = [[comparisons[point.id] for point in line.points if point.id in comparisons] for line in lines]
+    speed_ups = [_values(line, "speed_up") for line in compared]
+    ratios = [
+        [(found.point.first.ranks, found.predicted_speed_up) for found in line if found.predicted_speed_up is not None]
+        for line in compared
     ]
-    speed_ups = [[(ranks, found.speed_up) for ranks, found in line] for line in compared]
-    efficiencies = [[(ranks, found.efficiency) for ranks, found in line] for line in compared]
-    ratios = [_predicted_speed_ups(line) for line in lines]
-    bases = {found.base.first.ranks for line in compared for _, found in line}
-    base, marks, predicted = baseline_text(results), _marks(lines), _predicted(lines)
+    bases = {found.base.first.ranks for line in compared for found in line}
+    base, marks, predicted = baseline_text(results), _marks(speed_ups), _predicted(lines)
     least_times = [(item.point, f"{item.name}, " * bool(item.name)) for item in fastest_layouts(results)]
     names = ", ".join(f"{layout_name(point)} ({name}{point.first.ranks} ranks)" for point, name in least_times)
     least = f"; the least times have {names}" * bool(names)
@@ -139,25 +145,20 @@ def _draw_strong(results: StudyResults, lines: Sequence[ScalingLine]) -> Plots:
     speed_up, axes = _draw_scaling(lines, speed_ups, ratios, label, ideal)
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter(ratio_tick)
-    times, axes = _draw_times(lines, "seconds per epoch")
+    of_times, times, axes = _draw_times(lines, "seconds per epoch")
     axes.set_yscale("log")
     plain_ticks(axes.yaxis)
     return {
         "strong_scaling": (
-            f"Strong scaling: the same work on more ranks, a line for each family of layouts{least}{marks}{predicted}.",
+            f"Strong scaling: the same work on more ranks, a line for each family of layouts{least}{of_times}.",
             times,
         ),
         "speed_up": (f"Speed-up of strong scaling against {base}{marks}{predicted}; grey: ideal.", speed_up),
         "efficiency": (
             f"Efficiency of strong scaling, the speed-up against {base} per rank{marks}; grey: ideal.",
-            _draw_efficiencies(lines, efficiencies),
+            _draw_efficiencies(lines, compared),
         ),
     }
-
-
-def _predicted_speed_ups(line: ScalingLine) -> Predicted:
-    first = line.points[0].predicted_seconds_per_epoch
-    return [] if first is None else [(ranks, first / seconds) for ranks, seconds in line.predicted]
 
 
 def _draw_weak(lines: Sequence[ScalingLine]) -> Plots:
@@ -166,25 +167,29 @@ def _draw_weak(lines: Sequence[ScalingLine]) -> Plots:
     for unit in ("epoch", "step"):
         if chosen := [line for line in lines if line.per_step == (unit == "step")]:
             end = "-steps" if unit == "step" and plots else ""
-            marks = _marks(chosen)
-            figure, axes = _draw_times(chosen, f"seconds per {unit}")
+            of_times, figure, axes = _draw_times(chosen, f"seconds per {unit}")
             _start_at_zero(axes)
-            caption = f"Weak scaling: work that grows with the ranks. Ideal is a level line{marks}{_predicted(chosen)}."
+            caption = f"Weak scaling: work that grows with the ranks. Ideal is a level line{of_times}."
             plots[f"weak_scaling{end}"] = caption, figure
-            shares = [list(zip(line.ranks, line.weak_efficiency, strict=True)) for line in chosen]
+            compared = [[compare_with(point, line.points[0]) for point in line.points] for line in chosen]
+            marks = _marks([_values(line, "efficiency") for line in compared])
             caption = f"Efficiency of weak scaling, per {unit}{marks}; grey: ideal."
-            plots[f"weak_efficiency{end}"] = caption, _draw_efficiencies(chosen, shares)
+            plots[f"weak_efficiency{end}"] = caption, _draw_efficiencies(chosen, compared)
     return plots
 
 
-def _marks(lines: Sequence[ScalingLine]) -> str:
+def _values(compared: Sequence[Comparison], name: Literal["speed_up", "efficiency"]) -> Measured:
+    return [(found.point.first.ranks, getattr(found, name), found.is_disturbed) for found in compared]
+
+
+def _marks(lines: Sequence[Measured]) -> str:
     """What bars, crosses and places aside are; empty where no point has one."""
     texts = {
         "lines are moved aside, so that none hides another": len(lines) > 1,
         f"bars: {CONFIDENCE:.0%} confidence intervals of {LEAST_REPEATS} or more repeated runs": any(
-            found.low is not None for line in lines for found in line.seconds
+            found.low is not None for line in lines for _, found, _ in line
         ),
-        "crosses: disturbed by other processes": any(line.disturbed for line in lines),
+        "crosses: disturbed by other processes": any(crossed for line in lines for *_, crossed in line),
     }
     return "".join(f"; {text}" for text, is_there in texts.items() if is_there)
 
@@ -196,14 +201,19 @@ def _predicted(lines: Sequence[ScalingLine]) -> str:
     return f"; open markers: predicted{doubtful}" if points else ""
 
 
-def _draw_times(lines: Sequence[ScalingLine], label: str) -> tuple[Figure, Axes]:
-    """Draw seconds over ranks, and those predicted."""
-    measured = [list(zip(line.ranks, line.seconds, strict=True)) for line in lines]
-    return _draw_scaling(lines, measured, [line.predicted for line in lines], label)
+def _draw_times(lines: Sequence[ScalingLine], label: str) -> tuple[str, Figure, Axes]:
+    """Draw seconds over ranks, and those predicted; the text is what the marks are."""
+    measured = [
+        [(point.first.ranks, found, point.is_disturbed) for point, found in zip(line.points, line.seconds, strict=True)]
+        for line in lines
+    ]
+    drawn = _draw_scaling(lines, measured, [line.predicted for line in lines], label)
+    return _marks(measured) + _predicted(lines), *drawn
 
 
-def _draw_efficiencies(lines: Sequence[ScalingLine], efficiencies: Sequence[Measured]) -> Figure:
-    figure, axes = _draw_scaling(lines, efficiencies, [()] * len(lines), "efficiency")
+def _draw_efficiencies(lines: Sequence[ScalingLine], compared: Sequence[Sequence[Comparison]]) -> Figure:
+    values = [_values(line, "efficiency") for line in compared]
+    figure, axes = _draw_scaling(lines, values, [()] * len(lines), "efficiency")
     axes.axhline(1, color=MUTED, linewidth=1)
     axes.yaxis.set_major_formatter("{x:.0%}")
     _start_at_zero(axes)
@@ -239,7 +249,7 @@ def _draw_scaling(
         if expected:
             style |= {"linestyle": "none", "markerfacecolor": "none", "label": "predicted"}
             drawn += axes.plot(*zip(*expected, strict=True), **style)
-        if crossed := [(ranks, found.value) for ranks, found in points if ranks in line.disturbed]:
+        if crossed := [(ranks, found.value) for ranks, found, disturbed in points if disturbed]:
             cross: dict[str, Any] = {"color": COLORS[-1], "markersize": 7, "zorder": 3, "label": "disturbed"}
             drawn += axes.plot(*zip(*crossed, strict=True), "x", **cross)
         for artist in drawn:
@@ -259,12 +269,11 @@ def _draw_scaling(
 
 def _draw_estimates(axes: Axes, points: Measured, along: str = "y", **style: Any) -> ErrorbarContainer:
     """Draw values over ranks, or along x beside places, with their intervals as bars, where there are any."""
-    values = [found.value for _, found in points]
-    below = [0.0 if found.low is None else found.value - found.low for _, found in points]
-    above = [0.0 if found.high is None else found.high - found.value for _, found in points]
-    bars = [below, above] if any(below) or any(above) else None
-    places = [place for place, _ in points]
-    style[f"{along}err"] = bars
+    places, estimates = [place for place, *_ in points], [found for _, found, _ in points]
+    values = [found.value for found in estimates]
+    below = [0.0 if found.low is None else found.value - found.low for found in estimates]
+    above = [0.0 if found.high is None else found.high - found.value for found in estimates]
+    style[f"{along}err"] = [below, above] if any(below) or any(above) else None
     return axes.errorbar(*((places, values) if along == "y" else (values, places)), capsize=2, **style)
 
 
@@ -285,13 +294,15 @@ def _draw_map(grids: Mapping[tuple[int, int], StudyPoint]) -> Figure:
     figure, (axes,) = column_figure(MAP)
     batches = sorted({batch for batch, _ in grids})
     models = sorted({model for _, model in grids})
-    times = {grid: point.seconds_per_epoch.value for grid, point in grids.items()}
+    _, samples = in_common_rounds([point.times for point in grids.values()])
+    times = {grid: sample.mean for grid, sample in zip(grids, samples, strict=True)}
     values = [[times.get((batch, model), math.nan) for model in models] for batch in batches]
     fastest = min(times, key=lambda grid: times[grid])
     places = range(len(models)), range(len(batches))
     axes.pcolormesh(*places, values, norm=LogNorm(), cmap="Wistia", edgecolors="face")  # dark text is legible on it
     for (batch, model), seconds in times.items():
-        text = marked(f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:,.0f}", grids[batch, model])
+        is_disturbed = grids[batch, model].is_disturbed
+        text = marked(f"{1e3 * seconds:.3g}" if seconds < 1 else f"{1e3 * seconds:,.0f}", is_disturbed)
         box = {"boxstyle": "round,pad=0.2", "facecolor": "none", "edgecolor": ON_LIGHT}
         place = models.index(model), batches.index(batch)
         shown = box if (batch, model) == fastest else None
@@ -312,13 +323,14 @@ def breakdowns_of(results: StudyResults) -> dict[str, dict[str, dict[str, float]
     """
     comparisons, panels = compare_points(results), {}
     for points in alike_points(results.points, LAYOUT, lambda point: ()):
-        fastest: dict[tuple[int, str], tuple[str, dict[str, float]]] = {}
-        for point in sorted(points, key=lambda point: (point.first.ranks, point.seconds_per_epoch.value)):
-            if (found := comparisons.get(point.id)) is not None and found.parts is not None:
-                bar = f"{point.first.ranks}\n{marked(layout_name(point), point, found.base)}", found.parts
-                fastest.setdefault((point.first.ranks, family_of(point)), bar)
+        measured = [point for point in points if point.id in comparisons and comparisons[point.id].parts is not None]
+        measured.sort(key=lambda point: point.first.ranks)
+        fastest = fastest_by(measured, lambda point: (point.first.ranks, family_of(point))).values()
         if len(fastest) > 1:
-            panels[point_name(results, points[0], without=LAYOUT)] = dict(fastest.values())
+            panels[point_name(results, points[0], without=LAYOUT)] = {
+                f"{point.first.ranks}\n{marked(layout_name(point), found.is_disturbed)}": found.parts or {}
+                for point, found in ((point, comparisons[point.id]) for point in fastest)
+            }
     return panels
 
 
@@ -356,11 +368,8 @@ def curves_of(results: StudyResults, measure: str) -> list[MedianCurve]:
 
     The points are those that the tables show.
     """
-    fastest = [
-        min(points, key=lambda point: (not point.is_timed, point.seconds_per_epoch.value))
-        for points in same_training(results.findings.points)
-    ]
-    curves = [_curve(results, point, MEASURES[measure]) for point in fastest]
+    fastest = fastest_by(results.findings.points, training_of)
+    curves = [_curve(results, point, MEASURES[measure]) for point in fastest.values()]
     return [curve for curve in curves if curve.epochs]
 
 
@@ -377,7 +386,7 @@ def _curve(results: StudyResults, point: StudyPoint, value: Callable[[Moment], f
     diverged = sum(cell.diverged for cell in point.cells)
     count = f", {diverged} of {len(point.cells)} diverged" if diverged else ""
     name = point_name(results, point) + count
-    return MedianCurve(name, epochs, seconds, values, low, high, diverged, marked(name, point))
+    return MedianCurve(name, epochs, seconds, values, low, high, diverged, marked(name, point.is_disturbed))
 
 
 def draw_curves(results: StudyResults, measures: Iterable[str], name: str) -> Plots:
@@ -392,11 +401,11 @@ def draw_curves(results: StudyResults, measures: Iterable[str], name: str) -> Pl
     shown = curves[:MOST_CURVES]
     more = f" Shown are {MOST_CURVES} of {len(curves)}." if len(curves) > MOST_CURVES else ""
     title = f"{measure[0].upper()}{measure[1:]} against"
-    grids = ", for each training on its fastest grid" if results.is_timed else ""
+    grids = ", for each training on its fastest grid" if results.timed else ""
     has_bands = any(curve.low != curve.high for curve in shown)
     bands = "; bands: from the least to the greatest of the runs, lines: their medians" * has_bands
     plots = {name: (f"{title} epochs{grids}{bands}.{more}", _draw_curves(shown, measure, "epochs"))}
-    if results.is_timed:
+    if results.timed:
         note = mark_note(results.findings.points)
         title += f" time{grids}{bands}.{more} {note}"
         plots[f"{name}-time"] = title.rstrip(), _draw_curves(shown, measure, "seconds")
@@ -440,9 +449,9 @@ def _draw_differences(compared: Sequence[ComparedTraining]) -> Plots:
     for place, found in enumerate(reversed(compared)):
         assert found.last is not None
         estimate, line = found.last.estimate, line_style(0)
-        _draw_estimates(axes, [(place, estimate)], along="x", marker="o", markersize=3.5, **line)
+        _draw_estimates(axes, [(place, estimate, False)], along="x", marker="o", markersize=3.5, **line)
         below = [place - SEEDS_BELOW - SEED_ROW * number for number in range(len(found.last.pairs))]
-        axes.plot(found.last.pairs, below, ".", color=MUTED, markersize=3)
+        axes.plot([*found.last.pairs.values()], below, ".", color=MUTED, markersize=3)
         names.append("\n".join(filter(None, [found.group, *found.names])))
     if margin is not None:
         axes.axvspan(-margin, margin, color=GRID, alpha=0.6, linewidth=0)

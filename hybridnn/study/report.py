@@ -14,7 +14,7 @@ from typing import Any
 from hybridnn.drawing.figures import COLUMN, figure_bytes
 from hybridnn.runs.quantities import RunFigures
 from hybridnn.study.accuracy import accuracy_note, accuracy_rows, compare_trainings
-from hybridnn.study.answer import TIMES, answers_of, baseline_text, conditions_text, fastest_layouts, warnings_of
+from hybridnn.study.answer import TIMES, answers_of, conditions_text, fastest_layouts, warnings_of
 from hybridnn.study.plots import draw_plots
 from hybridnn.study.results import (
     CellResult,
@@ -23,15 +23,13 @@ from hybridnn.study.results import (
     host_values,
     mark_note,
     marked,
-    times_as_fast,
 )
-from hybridnn.study.scaling import compare_points
+from hybridnn.study.scaling import baseline_text, compare_points, times_as_fast
 from hybridnn.utils.files import TOML_BYTES, read_text, write_atomically
 
 MISSING = "-"
 THREADS = "threads per rank"
 FASTER = "times as fast"
-ACCURACY = "Does it cost accuracy?"
 
 BREAKDOWN = (
     "Shares of the ranks' time. Compute is the parallel efficiency, and the other parts are what it lacks against the "
@@ -139,7 +137,7 @@ def point_facts(results: StudyResults) -> list[dict[str, Any]]:
             "speed_up_against_ranks": found and found.base.first.ranks,
             "efficiency": found and asdict(found.efficiency),
             "serial_fraction": found and found.serial_fraction,
-            "times_as_fast": asdict(ratios[point.id]) if point.id in ratios else None,
+            "times_as_fast": asdict(ratios[point.id].speed_up) if point.id in ratios else None,
             **{f"{part}_share": share for part, share in shares.parts.items()},
             "load_balance": shares.load_balance,
             "communication_efficiency": shares.communication_efficiency,
@@ -173,23 +171,24 @@ def point_rows(results: StudyResults) -> list[dict[str, str]]:
         if on_several_nodes:
             cells["nodes"] = _distinct(sorted({run.nodes for run in figures}))
         cells |= _named_values(results, point)
-        if results.is_timed:
-            cells["seconds per epoch"] = marked(point.seconds_per_epoch.format(), point)
+        if results.timed:
+            cells["seconds per epoch"] = marked(point.seconds_per_epoch.format(), point.is_disturbed)
             cells |= dict.fromkeys(("speed-up", "efficiency"), MISSING)
         if found is not None:
             base = found.base.first.ranks
             speed_up = "1.00" if found.base is point else found.judged.text
             speed_up += f" (against {base})" * (several_bases and base > 1)
-            cells["speed-up"] = marked(speed_up, point, found.base)
+            cells["speed-up"] = marked(speed_up, found.is_disturbed)
             # The interval of the efficiency is that of the speed-up, in another unit.
-            cells["efficiency"] = marked(f"{found.efficiency.value:.2f}", point, found.base)
+            cells["efficiency"] = marked(f"{found.efficiency.value:.2f}", found.is_disturbed)
         if ratios:
-            cells[FASTER] = marked(ratios[point.id].format(".3f"), point) if point.id in ratios else MISSING
+            ratio = ratios.get(point.id)
+            cells[FASTER] = MISSING if ratio is None else marked(ratio.judged.text, ratio.is_disturbed)
         if is_predicted:
             cells["predicted s per epoch"] = _number(point.predicted_seconds_per_epoch, ".4g")
         cells[results.metric_name] = MISSING if point.metric is None else point.metric.format()
         cells |= findings.columns.get(point.id, {})
-        return cells | ({"limited by": point.first.verdict.limit} if results.is_timed else {})
+        return cells | ({"limited by": point.first.verdict.limit} if results.timed else {})
 
     return [row(point) for point in findings.points]
 
@@ -209,7 +208,7 @@ def breakdown_rows(results: StudyResults) -> list[dict[str, str]]:
         if found is None or found.parts is None:
             continue
         rows.append(
-            {"ranks": str(point.first.ranks), "grid": marked(point.first.grid, point, found.base)}
+            {"ranks": str(point.first.ranks), "grid": marked(point.first.grid, found.is_disturbed)}
             | _named_values(results, point)
             | {part: f"{share:.1%}" for part, share in found.parts.items()}
             | {
@@ -245,10 +244,8 @@ def markdown_text(results: StudyResults, captions: Mapping[str, str]) -> str:
     lines += [""] * bool(findings.lines)
     lines += [f"**Warning:** {text}\n" for text in warnings_of(results)]
     lines += [*_table(point_rows(results)), _table_note(results), ""]
-    if compared := compare_trainings(results):
-        lines += [f"## {ACCURACY}", "", *_table(accuracy_rows(results)), accuracy_note(compared[0]), ""]
-    if parts := breakdown_rows(results):
-        lines += ["## Where the time goes", "", *_table(parts), BREAKDOWN, ""]
+    for title, (rows, note) in _more_tables(results).items():
+        lines += [f"## {title}", "", *_table(rows), note, ""]
     lines += [f"![{caption}]({name})\n" for name, caption in captions.items()]
     if results.unfinished:
         lines += [f"Not finished: {len(results.unfinished)} cells ({results.unfinished_counts})", ""]
@@ -263,16 +260,23 @@ def latex_text(results: StudyResults) -> str:
     notes = [*(f"Warning: {text}." for text in warnings_of(results)), _table_note(results)]
     notes = [*answers_of(results), *notes]
     tables = [f"{LATEX_NEEDS}% {results.title}: the points of the study\n", latex_table(point_rows(results), notes)]
-    parts = breakdown_rows(results), f"{BREAKDOWN} {mark_note(results.points)}"
-    more = {"Verdicts": (findings.rows, findings.summary), "Where the time goes": parts}
+    more = {"Verdicts": (findings.rows, findings.summary)} if findings.rows else {}
+    more |= _more_tables(results)
+    return "".join([*tables, *(f"\n% {title}\n{latex_table(rows, [note])}" for title, (rows, note) in more.items())])
+
+
+def _more_tables(results: StudyResults) -> dict[str, tuple[Sequence[Mapping[str, str]], str]]:
+    """The tables beside that of the points, and the notes below, by title."""
+    tables: dict[str, tuple[Sequence[Mapping[str, str]], str]] = {}
     if compared := compare_trainings(results):
-        more[ACCURACY] = accuracy_rows(results), accuracy_note(compared[0])
-    tables += [f"\n% {title}\n{latex_table(rows, [note])}" for title, (rows, note) in more.items() if rows]
-    return "".join(tables)
+        tables["Does it cost accuracy?"] = accuracy_rows(results), accuracy_note(compared[0])
+    if parts := breakdown_rows(results):
+        tables["Where the time goes"] = parts, f"{BREAKDOWN} {mark_note(results.points)}".rstrip()
+    return tables
 
 
 def _table_note(results: StudyResults) -> str:
-    times = f" Times are of training alone: {TIMES}." if results.is_timed else ""
+    times = f" Times are of training alone: {TIMES}." if results.timed else ""
     return f"{conditions_text(results)}{times} {mark_note(results.points)}".rstrip()
 
 
@@ -325,15 +329,14 @@ def csv_text(results: StudyResults) -> str:
 
 
 def _cell_figures(results: StudyResults) -> Iterator[dict[str, Any]]:
-    """Figures of the finished cells by column; speed-ups are of samples per second, against the median of the base."""
+    """Figures of the finished cells by column; speed-ups are those to the base in the round of a cell."""
     comparisons = compare_points(results)
     for point in results.points:
-        base = found.base if (found := comparisons.get(point.id)) is not None else None
-        base_rate = base.first.train_samples / base.seconds_per_epoch.value if base is not None else None
+        found = comparisons.get(point.id)
         for cell in point.cells:
             header, figures = cell.run.header, cell.figures
             last = cell.run.epochs[-1] if cell.run.epochs else None
-            speed_up = None if base_rate is None else figures.samples_per_second / base_rate
+            speed_up = found.judged.pairs.get(cell.round) if found is not None else None
             yield {
                 "id": cell.id,
                 **{name: getattr(figures, name) for name in FIGURES},
@@ -343,7 +346,7 @@ def _cell_figures(results: StudyResults) -> Iterator[dict[str, Any]]:
                 "train_loss": last.train_loss if last else None,
                 f"{'validation' if header.validation_samples else 'test'}_loss": last.validation_loss if last else None,
                 "speed_up": speed_up,
-                "efficiency": speed_up and base and speed_up * base.first.ranks / figures.ranks,
+                "efficiency": speed_up and found and speed_up * found.base.first.ranks / figures.ranks,
                 "communicate_share": figures.shares.communicate,
                 "bubble_share": figures.shares.bubble,
                 "wait_share": figures.shares.wait,

@@ -10,7 +10,7 @@ from functools import cached_property
 from math import isfinite, nan
 from pathlib import Path
 from statistics import fmean, median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hybridnn.diagnostics.hosts import MOST_DISTURBANCE
 from hybridnn.errors import DataError, SettingError
@@ -18,15 +18,17 @@ from hybridnn.runs.quantities import RunFigures, TimeShares, figures_of, mean_sh
 from hybridnn.runs.records import RunHeader
 from hybridnn.runs.run_files import HISTORY, RunRecord, read_run
 from hybridnn.study.axes import NO_METHOD, REPEATED
-from hybridnn.study.judgement import Sample, judge
+from hybridnn.study.judgement import Sample, fastest_of
 from hybridnn.study.statistics import Estimate, MeanDeviation, mean_and_deviation, median_of
 from hybridnn.study.study_file import conclusions_module
 from hybridnn.study.study_folder import ENDED, FAILURES, CellState, StudyFolder, StudyManifest, read_manifest
+from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Key = tuple[Hashable, ...]
+Name = TypeVar("Name", bound=Hashable)
 
 FOLDER = "folder"  # label of the axis by which the cells of several folders differ
 MARK = "†"  # of disturbed times
@@ -90,11 +92,6 @@ class StudyPoint:
         return len(stages), *stages[0]
 
     @property
-    def epoch_times(self) -> list[float]:
-        """Seconds per epoch of the cells that have times, or one NaN."""
-        return [cell.figures.seconds_per_epoch for cell in self.cells if cell.is_timed] or [nan]
-
-    @property
     def times(self) -> Sample:
         """Seconds per epoch of the cells that have times, by their repeat and seed: by round."""
         timed = {cell.round: cell.figures.seconds_per_epoch for cell in self.cells if cell.is_timed}
@@ -112,8 +109,8 @@ class StudyPoint:
 
     @cached_property
     def seconds_per_epoch(self) -> Estimate:
-        """Of training, evaluation excluded."""
-        return median_of(self.epoch_times)
+        """The median of training, evaluation excluded; NaN without times."""
+        return median_of(list(self.times.values.values()) or [nan])
 
     @property
     def seconds_per_step(self) -> Estimate:
@@ -152,6 +149,18 @@ class StudyPoint:
         """Means over the cells that have times, if there are any."""
         timed = [cell for cell in self.cells if cell.is_timed]
         return mean_shares([cell.figures.shares for cell in timed or self.cells])
+
+
+def fastest_by(points: Iterable[StudyPoint], key: Callable[[StudyPoint], Name]) -> dict[Name, StudyPoint]:
+    """Of the points of each key the fastest in the rounds that all of these have; without times, the first."""
+    groups: dict[Name, list[StudyPoint]] = {}
+    for point in points:
+        groups.setdefault(key(point), []).append(point)
+    found = {}
+    for name, group in groups.items():
+        timed = [point for point in group if point.is_timed] or group[:1]
+        found[name] = timed[fastest_of([point.times for point in timed])[0]]
+    return found
 
 
 @dataclass(frozen=True)
@@ -215,11 +224,6 @@ class StudyResults:
         return [point for point in self.points if point.is_timed]
 
     @property
-    def is_timed(self) -> bool:
-        """Whether any of the points has times."""
-        return bool(self.timed)
-
-    @property
     def failures(self) -> int:
         """Number of cells that failed, timed out or were interrupted."""
         return sum(state.status in FAILURES for state in self.unfinished.values())
@@ -239,11 +243,9 @@ class StudyResults:
     @property
     def varying(self) -> tuple[str, ...]:
         """Labels of the axes that have several values among the points."""
-        seen: dict[str, set[str]] = {}
-        for point in self.points:
-            for label, value in point.values.items():
-                seen.setdefault(label, set()).add(str(value))
-        return tuple(label for label, values in seen.items() if len(values) > 1)
+        values = dict.fromkeys((label, str(value)) for point in self.points for label, value in point.values.items())
+        numbers = Counter(label for label, _ in values)
+        return tuple(label for label, number in numbers.items() if number > 1)
 
     @property
     def metric_name(self) -> str:
@@ -319,26 +321,20 @@ def point_name(results: StudyResults, point: StudyPoint, *, without: Iterable[st
     return ", ".join(parts) or results.manifest.name
 
 
-def marked(text: str, *points: StudyPoint) -> str:
-    """The text with a mark where processes of others disturbed one of the points."""
-    return f"{text} {MARK}" if any(point.is_disturbed for point in points) else text
+def marked(text: str, is_disturbed: bool) -> str:
+    """The text, with a mark where processes of others disturbed what it says."""
+    return f"{text} {MARK}" if is_disturbed else text
+
+
+def disturbed_text(runs: Sequence[bool]) -> str:
+    """How many of the runs processes of others disturbed; empty if none."""
+    verb = "was" if sum(runs) == 1 else "were"
+    return f"{sum(runs)} of {counted(len(runs), 'run')} {verb} disturbed by other processes" * any(runs)
 
 
 def mark_note(points: Iterable[StudyPoint]) -> str:
     """What the mark is; empty where none of the points has it."""
     return f"{MARK}: disturbed by other processes." if any(point.is_disturbed for point in points) else ""
-
-
-def times_as_fast(results: StudyResults) -> dict[str, Estimate]:
-    """Seconds per epoch of the same point in the first folder that has it over those of a point, by its id."""
-    firsts: dict[Key, StudyPoint] = {}
-    found = {}
-    for point in results.points:
-        if FOLDER in point.values:
-            key = tuple((label, str(value)) for label, value in point.values.items() if label != FOLDER)
-            if (first := firsts.setdefault(key, point)) is not point:
-                found[point.id] = judge(first.times, point.times).estimate
-    return found
 
 
 def host_values(header: RunHeader, name: str) -> list[str]:

@@ -11,8 +11,9 @@ from hybridnn.runs.quantities import figures_of
 from hybridnn.runs.run_files import RunRecord
 from hybridnn.study.axes import has_values
 from hybridnn.study.judgement import Judgement, judge
-from hybridnn.study.results import CellResult, Key, StudyPoint, StudyResults, point_name
+from hybridnn.study.results import FOLDER, CellResult, Key, StudyPoint, StudyResults, fastest_by, point_name
 from hybridnn.study.statistics import Estimate
+from hybridnn.utils.text import counted
 
 LAYOUT = frozenset({"ranks", "nodes", "grid", "method"})
 WORK = frozenset({"batch", "batch-per-rank", "samples-per-rank", "training.batch_size", "data.rows"})
@@ -32,6 +33,7 @@ class Comparison:
     both points have a prediction.
     """
 
+    point: StudyPoint
     base: StudyPoint
     judged: Judgement
     speed_up: Estimate
@@ -39,6 +41,19 @@ class Comparison:
     serial_fraction: float | None
     parts: dict[str, float] | None
     predicted_speed_up: float | None
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether processes of others disturbed the point or its base."""
+        return self.point.is_disturbed or self.base.is_disturbed
+
+    @property
+    def differs_in_ranks(self) -> bool:
+        """Whether a speed-up can only come from more ranks: not from another method of stages, for example."""
+        point, base = self.point, self.base
+        same_method = base.grid[0] == 1 or base.first.method == point.first.method
+        is_alike = _other_values(point, LAYOUT) == _other_values(base, LAYOUT)
+        return same_method and is_alike and point.first.ranks > base.first.ranks
 
 
 def karp_flatt_fraction(speed_up: float, ranks: float) -> float | None:
@@ -55,7 +70,7 @@ def compare_points(results: StudyResults) -> dict[str, Comparison]:
 
     With a baseline, the base has its values, and those of the point in all other axes; where ranks and grid are not in
     the baseline and cannot be the same, it has the fewest ranks. Without one, the base has the fewest ranks of the
-    points that differ in ranks and grid alone. Of several, it is the fastest.
+    points that differ in ranks and grid alone. Of several, it is the fastest in the rounds that all have.
     """
     found = {}
     for point in results.timed:
@@ -64,16 +79,30 @@ def compare_points(results: StudyResults) -> dict[str, Comparison]:
     return found
 
 
+def baseline_text(results: StudyResults) -> str:
+    """Return the base of the speed-ups as text, with its ranks, and its seconds where all points have the same one.
+
+    A speed-up says little without the time of its base (Hoefler and Belli 2015, rule 1).
+    """
+    bases = {found.base.id: found.base for found in compare_points(results).values()}
+    wanted = ", ".join(f"{label} {value}" for label, value in results.manifest.baseline.items())
+    ranks = {base.first.ranks for base in bases.values()}
+    details = [counted(ranks.pop(), "rank")] if len(ranks) == 1 else []
+    if len(bases) == 1:
+        details += [f"{base.seconds_per_epoch.format()} s per epoch" for base in bases.values()]
+    return (wanted or "the fewest ranks of the same work") + f" ({', '.join(details)})" * bool(details)
+
+
 def base_of(results: StudyResults, point: StudyPoint, among: Sequence[StudyPoint]) -> StudyPoint | None:
     """The point among some that a point is compared with, as in `compare_points`."""
     baseline = results.manifest.baseline
     layout = LAYOUT - baseline.keys()
     fixed = point.values.keys() - baseline.keys() - LAYOUT
 
-    def rank(other: StudyPoint) -> tuple[bool, bool, int, float]:
+    def rank(other: StudyPoint) -> tuple[bool, bool, int]:
         other_ranks = bool(baseline) and other.first.ranks != point.first.ranks
         other_layout = bool(baseline) and any(other.values.get(name) != point.values.get(name) for name in layout)
-        return other_ranks, other_layout, other.first.ranks, other.seconds_per_epoch.value
+        return other_ranks, other_layout, other.first.ranks
 
     candidates = [
         other
@@ -81,14 +110,15 @@ def base_of(results: StudyResults, point: StudyPoint, among: Sequence[StudyPoint
         if has_values(other.values, baseline)
         and all(str(other.values.get(label)) == str(point.values[label]) for label in fixed)
     ]
-    return min(candidates, key=rank, default=None)
+    least = min(map(rank, candidates), default=None)
+    return fastest_by((other for other in candidates if rank(other) == least), rank).get(least) if least else None
 
 
-def compare_with(point: StudyPoint, base: StudyPoint, comparisons: int = 1) -> Comparison:
-    """Compare a point with a base, as one of so many comparisons."""
+def compare_with(point: StudyPoint, base: StudyPoint, comparisons: int = 1, *, is_paired: bool = True) -> Comparison:
+    """Compare a point with a base, as one of so many comparisons; not `is_paired` if they did not run in turns."""
     ranks = point.first.ranks / base.first.ranks
     samples = point.first.train_samples / base.first.train_samples
-    judged = judge(base.times.scaled(samples), point.times, comparisons=comparisons)
+    judged = judge(base.times.scaled(samples), point.times, comparisons=comparisons, is_paired=is_paired)
     speed_up = Estimate(1.0) if point is base and point.is_timed else judged.estimate
     efficiency = speed_up.scaled(1 / ranks)
     parts = None
@@ -99,30 +129,25 @@ def compare_with(point: StudyPoint, base: StudyPoint, comparisons: int = 1) -> C
     predicted_speed_up = samples * base_predicted / predicted if predicted and base_predicted else None
     is_same_work = point is not base and _work(point) == _work(base)
     serial = karp_flatt_fraction(speed_up.value, ranks) if is_same_work else None
-    return Comparison(base, judged, speed_up, efficiency, serial, parts, predicted_speed_up)
+    return Comparison(point, base, judged, speed_up, efficiency, serial, parts, predicted_speed_up)
 
 
-@dataclass(frozen=True)
-class ScalingGroup:
-    """Runs of the same work and training, as points: by ranks, then by seconds, and those without times last."""
-
-    points: tuple[StudyPoint, ...]
-
-    @property
-    def base(self) -> StudyPoint:
-        """The first point."""
-        return self.points[0]
-
-    @property
-    def comparisons(self) -> list[Comparison]:
-        """The points compared with the base."""
-        return [compare_with(point, self.base) for point in self.points]
+def times_as_fast(results: StudyResults) -> dict[str, Comparison]:
+    """The points of all folders but the first, each compared with the same point in the first that has it, by id."""
+    firsts: dict[Key, StudyPoint] = {}
+    found = {}
+    for point in results.points if FOLDER in results.varying else ():
+        key = _other_values(point, [FOLDER])
+        if (first := firsts.setdefault(key, point)) is not point:
+            found[point.id] = compare_with(point, first, is_paired=False)
+    return found
 
 
-def group_runs(runs: Sequence[RunRecord]) -> list[ScalingGroup]:
+def group_runs(runs: Sequence[RunRecord]) -> list[list[Comparison]]:
     """Group runs of equal `RunFigures.conditions`, whose speeds can be compared.
 
-    Runs that differ in nothing but the seed are repeats, and one point.
+    Runs that differ in nothing but the seed are repeats, and one point. The points are compared with the first: they
+    are by ranks, then by seconds, and those without times last.
     """
     groups: defaultdict[str, defaultdict[str, list[CellResult]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
@@ -134,10 +159,13 @@ def group_runs(runs: Sequence[RunRecord]) -> list[ScalingGroup]:
         point.append(CellResult(figures.folder, values, run, figures, is_timed=not run.untimed))
 
     def rank(point: StudyPoint) -> tuple[bool, int, float]:
-        return not point.is_timed, point.first.ranks, point.seconds_per_epoch.value
+        return not point.is_timed, point.first.ranks, point.times.mean
 
-    points = ((StudyPoint(cells[0].values, tuple(cells)) for cells in group.values()) for group in groups.values())
-    return [ScalingGroup(tuple(sorted(group, key=rank))) for group in points]
+    found = []
+    for group in groups.values():
+        points = sorted((StudyPoint(cells[0].values, tuple(cells)) for cells in group.values()), key=rank)
+        found.append([compare_with(point, points[0], is_paired=False) for point in points])
+    return found
 
 
 @dataclass(frozen=True)
@@ -158,11 +186,6 @@ class ScalingLine:
         return tuple(point.first.ranks for point in self.points)
 
     @property
-    def disturbed(self) -> frozenset[int]:
-        """Ranks of the points of which a cell was disturbed by processes of others."""
-        return frozenset(point.first.ranks for point in self.points if point.is_disturbed)
-
-    @property
     def seconds(self) -> tuple[Estimate, ...]:
         """Measured seconds."""
         return tuple(point.seconds_per_step if self.per_step else point.seconds_per_epoch for point in self.points)
@@ -177,16 +200,6 @@ class ScalingLine:
             if seconds is not None
         ]
 
-    @property
-    def weak_efficiency(self) -> tuple[Estimate, ...]:
-        """Seconds of the first point over those of each; of a line of weak scaling."""
-        first, *others = self.points
-        ratios = [judge(first.times, point.times).estimate for point in others]
-        if self.per_step:
-            steps = [point.first.steps_per_epoch / first.first.steps_per_epoch for point in others]
-            ratios = [ratio.scaled(more) for ratio, more in zip(ratios, steps, strict=True)]
-        return Estimate(1.0), *ratios
-
 
 def _work(point: StudyPoint) -> Key:
     return point.first.train_samples, point.first.batch_size
@@ -198,22 +211,23 @@ def alike_points(
     """Group points that have the same values of all axes but those in `without`, and the same `constant`."""
     groups: dict[Hashable, list[StudyPoint]] = {}
     for point in points:
-        values = tuple((label, str(value)) for label, value in point.values.items() if label not in without)
-        groups.setdefault((values, constant(point)), []).append(point)
+        groups.setdefault((_other_values(point, without), constant(point)), []).append(point)
     return list(groups.values())
 
 
-def same_training(points: Iterable[StudyPoint]) -> list[list[StudyPoint]]:
-    """Group points that differ in a layout that does not change the training: any layout of an exact method.
+def _other_values(point: StudyPoint, without: Iterable[str]) -> Key:
+    return tuple((label, str(value)) for label, value in point.values.items() if label not in without)
 
-    With the other methods the weights that a gradient is computed with depend on the stages.
+
+def training_of(point: StudyPoint) -> Key:
+    """What points that differ in a layout alone have in common if it does not change the training.
+
+    This is any layout of an exact method. With the others the weights that a gradient is computed with depend on the
+    stages.
     """
-
-    def training(point: StudyPoint) -> Key:
-        layout = point.cells[0].run.header.layout
-        return (*_work(point), *(() if layout.exact else (layout.method, layout.layers, layout.microbatches)))
-
-    return alike_points(points, constant=training)
+    layout = point.cells[0].run.header.layout
+    more = () if layout.exact else (layout.method, layout.layers, layout.microbatches)
+    return _other_values(point, LAYOUT), *_work(point), *more
 
 
 def family_of(point: StudyPoint) -> str:
@@ -272,8 +286,9 @@ def _lines(results: StudyResults, growing: Callable[[StudyPoint], str] | None = 
     found: list[tuple[str, str, tuple[StudyPoint, ...]]] = []
     for group in alike_points(results.timed, without, constant):
         by_family: dict[str, dict[int, StudyPoint]] = {}
-        for point in sorted(group, key=lambda point: (point.first.ranks, point.seconds_per_epoch.value)):
-            by_family.setdefault(family_of(point), {}).setdefault(point.first.ranks, point)
+        group.sort(key=lambda point: point.first.ranks)
+        for (family, ranks), point in fastest_by(group, lambda it: (family_of(it), it.first.ranks)).items():
+            by_family.setdefault(family, {})[ranks] = point
         one = by_family.pop("one rank", {})
         for family, fastest in (by_family or {"": {}}).items():
             chosen = tuple((one | fastest).values())
@@ -293,9 +308,7 @@ def grid_maps(results: StudyResults) -> dict[str, dict[tuple[int, int], StudyPoi
     """Fastest points by ranks along batch and model, for every network that ran with several numbers of both."""
     maps = {}
     for points in alike_points(results.timed, constant=lambda point: (*_work(point), point.grid[0])):
-        fastest: dict[tuple[int, int], StudyPoint] = {}
-        for point in sorted(points, key=lambda point: point.seconds_per_epoch.value):
-            fastest.setdefault(point.grid[1:], point)
+        fastest = fastest_by(points, lambda point: point.grid[1:])
         if len({batch for batch, _ in fastest}) > 1 and len({model for _, model in fastest}) > 1:
             name = point_name(results, points[0], without=LAYOUT)
             pipeline = points[0].grid[0]

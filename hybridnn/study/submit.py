@@ -21,7 +21,7 @@ from hybridnn.study.cells import Cell, CellPlan, make_cells
 from hybridnn.study.study_file import Study, ready_studies
 from hybridnn.study.study_folder import StudyFolder, write_json
 from hybridnn.utils.files import TOML_BYTES, FileError, read_json, read_text, shipped_folder, write_atomically
-from hybridnn.utils.processes import ChildResult, run_child
+from hybridnn.utils.processes import run_child
 from hybridnn.utils.text import counted
 
 SCRIPT = "study_array.sbatch"
@@ -308,18 +308,14 @@ def _queued_cells(folder: Path) -> dict[str, str]:
 
 def _queued_tasks(jobs: Sequence[str]) -> set[str]:
     """Pending and running tasks of array jobs, as ``"63_1"``; raises `EnvironmentProblem` if squeue fails."""
-    problem = f"cells may still be queued in the jobs {', '.join(jobs)} of this study"
     try:
-        ended = _run(["squeue", "--noheader", "--array", "--format=%i", f"--jobs={','.join(jobs)}"], QUERY_SECONDS)
-    except OSError as error:
-        raise EnvironmentProblem(f"{problem}: squeue: {error.strerror}") from error
-    if ended.timed_out:
-        raise EnvironmentProblem(f"{problem}: squeue: no answer")
-    if ended.code != 0 and UNKNOWN_JOB in ended.errors:  # all of them ended long ago
-        return set()
-    if ended.code != 0:
-        raise EnvironmentProblem(f"{problem}: {_error_text(ended, 'squeue: ')}")
-    return {task for line in ended.output.split() for task in _expand_tasks(line)}
+        listed = _answer(["squeue", "--noheader", "--array", "--format=%i", f"--jobs={','.join(jobs)}"], QUERY_SECONDS)
+    except EnvironmentProblem as problem:
+        if UNKNOWN_JOB in str(problem):  # all of them ended long ago
+            return set()
+        queued = f"cells may still be queued in the jobs {', '.join(jobs)} of this study"
+        raise EnvironmentProblem(f"{queued}: squeue: {problem}") from problem
+    return {task for line in listed.split() for task in _expand_tasks(line)}
 
 
 def _expand_tasks(text: str) -> list[str]:
@@ -337,29 +333,30 @@ def _expand_tasks(text: str) -> list[str]:
 
 def _run_sbatch(command: Sequence[str], before: Sequence[str]) -> str:
     """Submit one job and return its number; errors list the jobs `before`, which have been submitted."""
-    submitted = f"; already submitted: {', '.join(before)}" if before else ""
-    ended = _run(command, SBATCH_SECONDS)
-    if ended.timed_out:
-        raise EnvironmentProblem(f"sbatch gave no answer within {SBATCH_SECONDS} s{submitted}")
-    if ended.code != 0:
-        raise EnvironmentProblem(f"sbatch refused the job: {_error_text(ended)}{submitted}")
-    return ended.output.strip().partition(";")[0]  # after the semicolon: the name of the cluster
+    try:
+        return _answer(command, SBATCH_SECONDS).strip().partition(";")[0]  # after it: the name of the cluster
+    except EnvironmentProblem as problem:
+        submitted = f"; already submitted: {', '.join(before)}" if before else ""
+        raise EnvironmentProblem(f"sbatch refused the job: {problem}{submitted}") from problem
 
 
 def _query(program: str, arguments: Sequence[str]) -> str:
     """Output of a program of Slurm; empty where it is missing or fails."""
-    with contextlib.suppress(OSError):
-        ended = _run([program, *arguments], QUERY_SECONDS)
-        return "" if ended.timed_out or ended.code != 0 else ended.output
+    with contextlib.suppress(EnvironmentProblem):
+        return _answer([program, *arguments], QUERY_SECONDS)
     return ""
 
 
-def _run(command: Sequence[str], seconds: float) -> ChildResult:
+def _answer(command: Sequence[str], seconds: float) -> str:
+    """Output of a program of Slurm; raises `EnvironmentProblem` where it is missing, fails or gives none in time."""
     if shutil.which(command[0]) is None:
-        raise FileNotFoundError(2, f"there is no program {command[0]!r}")
-    return run_child(command, seconds, os.environ)
-
-
-def _error_text(ended: ChildResult, program: str = "") -> str:
-    """Last line of the error stream, or the exit code."""
-    return (ended.errors.strip().splitlines() or [f"{program}exit code {ended.code}"])[-1]
+        raise EnvironmentProblem(f"there is no program {command[0]!r}")
+    try:
+        ended = run_child(command, seconds, os.environ)
+    except OSError as error:
+        raise EnvironmentProblem(str(error.strerror)) from error
+    if ended.timed_out:
+        raise EnvironmentProblem(f"no answer within {seconds} s")
+    if ended.code != 0:
+        raise EnvironmentProblem((ended.errors.strip().splitlines() or [f"exit code {ended.code}"])[-1])
+    return ended.output

@@ -16,7 +16,7 @@ from hybridnn.drawing.figures import Plots
 from hybridnn.errors import DataError, SettingError
 from hybridnn.study.cells import Cell
 from hybridnn.study.plots import draw_curves
-from hybridnn.study.results import Findings, StudyPoint, StudyResults
+from hybridnn.study.results import Findings, StudyPoint, StudyResults, marked
 from hybridnn.study.statistics import mean_and_deviation, median_of
 from hybridnn.study.study_file import Study, load_study
 from hybridnn.utils.settings_models import first_problem, setting_error
@@ -186,4 +186,6 @@ def _cell_text(cells: Sequence[CellFigures], name: str) -> str:
     finite = [value for value in found if value is not None and isfinite(value)]
     if not finite:
         return "-"
-    return f"{finite[0]:.4g}" if MEASURES[name].kind == "exact" else median_of(finite).format()
+    if MEASURES[name].kind == "exact":
+        return f"{finite[0]:.4g}"
+    return marked(median_of(finite).format(), any(cell.is_disturbed for cell in cells))

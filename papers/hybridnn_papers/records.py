@@ -23,12 +23,16 @@ from hybridnn.utils.files import read_text
 from hybridnn_papers.measures import MEASURES, measured
 
 AXIS = "axis."
+DISTURBED = "disturbed"
 MOST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class CellFigures:
-    """A cell that finished or diverged; `base` is the first cell of the base of its speed-up, empty without one."""
+    """A cell that finished or diverged; `base` is the first cell of the base of its speed-up, empty without one.
+
+    `is_disturbed` is whether processes of others disturbed its times.
+    """
 
     id: str
     values: Mapping[str, Any]
@@ -37,6 +41,7 @@ class CellFigures:
     diverged: bool
     base: str
     measures: Mapping[str, float | None]
+    is_disturbed: bool = False
 
     @property
     def point_values(self) -> dict[str, Any]:
@@ -74,7 +79,8 @@ def _figures(cell: CellResult, base: str, target: float | None) -> CellFigures:
     known = [name for name, measure in MEASURES.items() if target is not None or not measure.needs_target]
     measures = {name: measured(cell.run, cell.figures, name, target) for name in known}
     figures = cell.figures
-    return CellFigures(cell.id, cell.values, figures.ranks, figures.train_samples, cell.diverged, base, measures)
+    about = figures.ranks, figures.train_samples, cell.diverged, base, measures, cell.is_disturbed
+    return CellFigures(cell.id, cell.values, *about)
 
 
 def provenance_of(results: StudyResults) -> dict[str, str]:
@@ -99,18 +105,19 @@ def csv_text(records: StudyRecords, about: Mapping[str, str]) -> str:
     figures = {cell.id: cell for cell in records.cells}
     labels = list(dict.fromkeys(label for cell in records.planned for label in cell.values))
     names = [name for name in MEASURES if any(cell.measures.get(name) is not None for cell in records.cells)]
-    columns = ["id", "state", "ranks", "train_samples", "base", *(AXIS + label for label in labels), *names]
+    columns = ["id", "state", "ranks", "train_samples", "base", DISTURBED, *(AXIS + label for label in labels), *names]
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
     for planned in records.planned:
         axes = [format_value(planned.values[label]) if label in planned.values else "" for label in labels]
         cell = figures.get(planned.id)
         if cell is None:
-            writer.writerow([planned.id, records.unfinished[planned.id], planned.ranks, "", "", *axes])
+            writer.writerow([planned.id, records.unfinished[planned.id], planned.ranks, "", "", "", *axes])
             continue
         state = "diverged" if cell.diverged else "finished"
         measures = [cell.measures.get(name) for name in names]
-        writer.writerow([cell.id, state, cell.ranks, cell.train_samples, cell.base, *axes, *measures])
+        disturbed = "yes" if cell.is_disturbed else ""
+        writer.writerow([cell.id, state, cell.ranks, cell.train_samples, cell.base, disturbed, *axes, *measures])
     return text.getvalue()
 
 
@@ -132,7 +139,7 @@ def read_records(path: Path) -> tuple[StudyRecords, dict[str, str]]:
                 continue
             measures = {name: float(row[name]) for name in MEASURES if row.get(name)}
             figures = int(row["ranks"]), int(row["train_samples"]), row["state"] == "diverged", row["base"], measures
-            cells.append(CellFigures(row["id"], values, *figures))
+            cells.append(CellFigures(row["id"], values, *figures, bool(row.get(DISTURBED))))
     except (LookupError, TypeError, ValueError) as error:
         raise DataError(f"{path}: not the records of a study: {error}") from error
     return StudyRecords(tuple(planned), tuple(cells), unfinished), about

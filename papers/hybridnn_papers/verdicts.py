@@ -18,7 +18,8 @@ from statistics import fmean
 from typing import Literal
 
 from hybridnn.study.axes import has_values
-from hybridnn.study.judgement import Contrast, Outcome, Sample, UndecidedError, decide
+from hybridnn.study.judgement import Contrast, Outcome, Sample, UndecidedError, decide, judge
+from hybridnn.study.results import disturbed_text
 from hybridnn.study.scaling import LAYOUT
 from hybridnn.study.statistics import LEAST_REPEATS, Estimate
 from hybridnn.utils.text import counted
@@ -107,8 +108,8 @@ class Verdict:
 
 def verdicts_of(records: StudyRecords, conclusions: Conclusions) -> list[Verdict]:
     """Return the verdict on every statement of the study."""
-    judge = _Judge(records, conclusions.best_over)
-    return [judge.verdict(statement) for statement in conclusions.statements]
+    judging = _Judge(records, conclusions.best_over)
+    return [judging.verdict(statement) for statement in conclusions.statements]
 
 
 def verdicts_summary(verdicts: Sequence[Verdict], paper: str) -> str:
@@ -196,15 +197,23 @@ class _Compared:
         if outcome == "cannot be decided" and not reason:
             reason = self._doubt(estimate)
         other = None if self.contrast.other is None else self.contrast.other.mean
-        found = (self.contrast.side.mean, other, estimate.value, estimate.low, estimate.high, self.contrast.runs)
+        found = (self.contrast.side.mean, other, estimate.value, estimate.low, estimate.high, self._runs)
         return CheckedPair(self.what, *found, outcome, reason)
+
+    @property
+    def _runs(self) -> str:
+        """The number of seeds or repeats, as text; empty for an exact quantity."""
+        assert self.contrast is not None
+        names, side = {"exact": "", "time": "repeats"}, self.contrast.side
+        name = names.get(side.kind, "seeds")
+        return f"{len(side.values)} {name}" if name else ""
 
     def _doubt(self, estimate: Estimate) -> str:
         assert self.contrast is not None  # or there would be a reason
         if estimate.low is not None and not isnan(estimate.value):
             return "the interval contains a bound"
         if len(self.contrast.values) < LEAST_REPEATS:
-            return f"{self.contrast.runs}, and at least {LEAST_REPEATS} are needed"
+            return f"{self._runs}, and at least {LEAST_REPEATS} are needed"
         return "it is not defined, as runs diverged, never reached the target, or have a value of 0"
 
 
@@ -333,7 +342,10 @@ class _Judge:
         (base_point,) = (other for other in self._points if base.id in other.cells)
         ranks = own.ranks / base.ranks if quantity == "efficiency" else 1
         factor = own.train_samples / base.train_samples / ranks
-        return Sample(self._values(base_point, quantity), "time").over(seconds, factor)
+        ratios = judge(Sample(self._values(base_point, quantity), "time").scaled(factor), seconds).pairs
+        if not ratios:
+            raise UndecidedError("no repeat of the baseline is one of these repeats")
+        return Sample(ratios, "time")
 
     def _require_finished_bases(self, own: CellFigures, base: CellFigures) -> None:
         """Refuse a base that stands in for one which has not finished."""
@@ -352,6 +364,8 @@ class _Judge:
             raise UndecidedError(", ".join(unfinished[:MOST_NAMED]) + more)
         cells = [self._cells[name] for name in point.cells]
         measure = MEASURES[quantity]
+        if measure.kind == "time" and (disturbed := disturbed_text([cell.is_disturbed for cell in cells])):
+            raise UndecidedError(f"of {cells[0].id} and its repeats, {disturbed}")
         if measure.kind == "training":
             values = by_seed(cells, quantity)
         else:

@@ -74,7 +74,7 @@ def test_study_is_run_and_reported_and_its_page_has_the_report(
         records = (pages / "records" / f"{STUDY}.csv").read_text()
         head = f"# study: {STUDY}\n# form: short\n# commit: {paper_results.commit()}\n# days: "
         assert records.startswith(head)
-        assert "\nid,state,ranks,train_samples,base,axis.ranks," in records
+        assert "\nid,state,ranks,train_samples,base,disturbed,axis.ranks," in records
     folder = f"runs/studies/{STUDY}-reduced"
     assert commands.calls[:2] == [["study", "run", STUDY, "--reduced"], ["study", "report", folder]]
     assert f"{STUDY}: done after 0 s" in capsys.readouterr().out

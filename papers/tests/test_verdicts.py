@@ -22,10 +22,10 @@ from hybridnn.study.report import csv_text, latex_text, markdown_text, point_row
 from hybridnn.study.results import StudyResults, read_results
 from hybridnn.study.study_file import load_study
 from hybridnn_papers.conclusions import records_text
-from hybridnn_papers.records import read_records, records_of
+from hybridnn_papers.records import StudyRecords, read_records, records_of
 from hybridnn_papers.statements import Conclusions
 from hybridnn_papers.verdicts import Verdict, verdicts_of
-from reference.finished_runs import made_study, write_run, write_study
+from reference.finished_runs import load_line, made_study, write_run, write_study
 
 AXIS_NAMES = {"width": "widths", "seed": "seeds"}
 UNFINISHED: dict[str, Any] = {}
@@ -263,6 +263,31 @@ def test_reasons_for_no_decision(tmp_path: Path, cells: list[Cell], statement: d
     verdict = _verdict(tmp_path, cells, {"quantity": "best_metric", **bounds, **statement})
     assert verdict.outcome == "cannot be decided"
     assert reason in verdict.pairs[0].reason
+
+
+def test_disturbed_times_decide_nothing_and_are_marked(tmp_path: Path) -> None:
+    cells = _timed({32: {1: [4.0, 4.1, 3.9], 2: [2.0, 2.1, 2.0]}})
+    cells[0][1]["lines"] = [load_line(1.5)]
+    reason = "of ranks-1_width-32_repeat-1 and its repeats, 1 of 3 runs was disturbed by other processes"
+    two = {"where": {"ranks": 2}, "at_least": 0.1}
+    for statement in (
+        {"quantity": "speed_up", **two},
+        {**two, "quantity": "seconds_per_step", "against": {"ranks": 1}},
+    ):
+        results = _results(tmp_path / statement["quantity"], cells, statement)
+        for records in (records_of(results, None), _written(tmp_path, results)):
+            (verdict,) = verdicts_of(records, Conclusions.model_validate(results.manifest.conclusions))
+            assert (verdict.outcome, verdict.pairs[0].reason) == ("cannot be decided", reason)
+    assert [row["time per step, s"][-2:] == " †" for row in point_rows(results)] == [True, False]
+    assert _verdict(tmp_path / "alone", cells, {**two, "quantity": "seconds_per_step"}).outcome == "agrees"
+    assert _verdict(tmp_path / "exact", cells, {**two, "quantity": "parameters", "where": {}}).outcome == "agrees"
+
+
+def _written(folder: Path, results: StudyResults) -> StudyRecords:
+    """The records of a study, written and read."""
+    path = folder / "records.csv"
+    path.write_text(records_text(results, "c"))
+    return read_records(path)[0]
 
 
 def test_unfinished_base_is_not_replaced_by_another(tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ def write_run(
     samples: int = 1000,
     test_samples: int = 10,
     batch_size: int = 100,
+    steps: int = 10,
     accuracy: float | None = 0.5,
     method: str | None = None,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
@@ -92,7 +93,7 @@ def write_run(
     ended: bool = True,
     in_process: bool = False,
 ) -> Path:
-    """Write a run of ten steps per epoch on digits.
+    """Write a run of so many steps per epoch on digits.
 
     The ranks of the grid are along pipeline, batch and model; by default, all along batch. `seconds` are those of each
     epoch. The accuracy is that of the last epoch, and twice that of the others; None writes an R² of 0.75. Several
@@ -142,7 +143,7 @@ def write_run(
     epochs = [
         {
             "kind": "epoch",
-            "step": 10 * number,
+            "step": steps * number,
             "epoch": number,
             "train_loss": 1 / number,
             "learning_rate": 0.1,
@@ -156,7 +157,13 @@ def write_run(
         }
         for number, taken in enumerate(seconds, 1)
     ]
-    end = {"kind": "end", "steps": 10 * len(seconds), "seconds": sum(seconds), "metric_name": "x", "metric": accuracy}
+    end = {
+        "kind": "end",
+        "steps": steps * len(seconds),
+        "seconds": sum(seconds),
+        "metric_name": "x",
+        "metric": accuracy,
+    }
     written = [header, *lines, *epochs, *([end] if ended else [])]
     (folder / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in written))
     return folder

@@ -3,12 +3,12 @@
 import re
 import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
-from math import comb
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import quantile_test
 
 from hybridnn.cost.machine import Quality
 from hybridnn.cost.machine_file import read_machine, write_machine
@@ -104,6 +104,12 @@ ALL = [(layout, number) for layout in MEASURED for number in (1, 2, 3)]
             r"2 ranks: 1x2 is the fastest, 0\.055 \[0\.0526, 0\.0575\] s per epoch on average in the 3 rounds of all\. "
             r"The next, 2x1, takes 1\.09 \[1\.04, 1\.14\] times as long\.",
             id="winner by the common rounds",
+        ),
+        pytest.param(
+            {BATCH: [0.060, 0.060, 0.060], MODEL: [0.055, 0.054, 0.056, 0.08, 0.081]},
+            [(MODEL, 5)],
+            r"2 ranks: 1x2 is the fastest, .* in the 3 rounds of all\. The next, 2x1, takes 1\.09 \[.*",
+            id="disturbed in a round that not all have",
         ),
         pytest.param(
             {ONE: [1.0, 1.01, 1.0], BATCH: [2.5, 2.55, 2.5], MODEL: [3.0, 3.1, 3.0]},
@@ -228,26 +234,15 @@ def test_figure_names_the_fastest_layouts_and_has_open_markers_for_predictions(t
 # -- statistics --------------------------------------------------------------------------------------------------------
 
 
-def _exact_quantile(values: list[float], level: float) -> float:
-    """Quantile of the medians of all equally likely resamples of an odd number of values, by the binomial law.
-
-    The median is at most the i-th smallest value if more than half of the draws are among the i smallest.
-    """
-    n, ordered = len(values), sorted(values)
-    for i, value in enumerate(ordered, 1):
-        below = sum(comb(n, k) * (i / n) ** k * (1 - i / n) ** (n - k) for k in range(n // 2 + 1, n + 1))
-        if below >= level:
-            return value
-    raise AssertionError(level)
-
-
-@pytest.mark.parametrize("count", [3, 5, 9, 25])
-def test_interval_of_a_median_has_the_quantiles_of_all_resamples(count: int) -> None:
+@pytest.mark.parametrize("count", [3, 5, 6, 9, 10, 25])
+def test_interval_of_a_median_is_that_of_the_sign_test(count: int) -> None:
     values = np.random.default_rng(count).exponential(size=count).tolist()
     found = median_of(values)
+    expected = quantile_test(values, p=0.5).confidence_interval(CONFIDENCE)
     assert found.value == statistics.median(values)
-    tail = (1 - CONFIDENCE) / 2
-    assert (found.low, found.high) == (_exact_quantile(values, tail), _exact_quantile(values, 1 - tail))
+    of_all = (min(values), max(values))  # the test has no interval where even that is too short
+    assert (found.low, found.high) == (of_all if count < 6 else (expected.low, expected.high))
+    assert np.isnan([expected.low, expected.high]).any() == (count < 6)
 
 
 def test_few_or_equal_measurements_have_no_interval_or_one_point() -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from scipy.stats import ttest_1samp
+from scipy.stats import ttest_1samp, ttest_ind
 
 from hybridnn.study.judgement import Judgement, Sample, fastest_of, judge
 from hybridnn.study.statistics import Estimate
@@ -139,6 +139,22 @@ def test_a_tenth_is_found_among_eight_comparisons() -> None:
         assert np.mean([one == conclusion for one in found]) >= 0.8
 
 
+def test_without_pairs_the_interval_is_that_of_welch() -> None:
+    """Of two folders that ran at different times, rounds of one number have nothing in common."""
+    generator = np.random.default_rng(6)
+    for rounds, others in ((3, 3), (5, 8), (8, 3)):
+        logs = [(generator.normal(0, 0.01, rounds), generator.normal(0, 0.04, others)) for _ in range(STUDIES)]
+        found = [judge(times(np.exp(a)), times(np.exp(b)), comparisons=2, is_paired=False) for a, b in logs]
+        ends = ttest_ind(*logs[0], equal_var=False).confidence_interval(1 - 0.05 / 2)
+        estimate = found[0].estimate
+        assert (estimate.low, estimate.high) == pytest.approx(tuple(np.exp([ends.low, ends.high])))
+        assert estimate.value == pytest.approx(np.exp(logs[0][0].mean() - logs[0][1].mean()))
+        assert np.mean([one.conclusion != "undecided" for one in found]) < MOST_FALSE
+    assert judge(times([2.0] * 3), times([1.0] * 4), is_paired=False).estimate == Estimate(2.0, 2.0, 2.0)
+    few = judge(times([2.0] * 5), times([1.0, 1.1]), is_paired=False)
+    assert (few.estimate.low, few.reservation) == (None, "2 rounds cannot show a difference")
+
+
 @pytest.mark.parametrize("by", ["ratio", "difference"])
 def test_too_little_allows_no_conclusion(by: Literal["ratio", "difference"]) -> None:
     base, other = [1.0, 1.0, 1.0], [2.0, 2.0, 2.1]
@@ -183,4 +199,4 @@ def test_the_fastest_is_chosen_in_the_rounds_that_all_have() -> None:
 def test_printed_ends_of_an_interval_are_on_their_side_of_no_difference(
     found: Estimate, by: Literal["ratio", "difference"], expected: str
 ) -> None:
-    assert Judgement(found, "undecided", by, ()).text == expected
+    assert Judgement(found, "undecided", by, {}).text == expected

@@ -5,18 +5,26 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import ttest_1samp
+from scipy.stats import ttest_1samp, ttest_ind
 
 from hybridnn.drawing.figures import figure_bytes
 from hybridnn.runs.quantities import differing
 from hybridnn.runs.run_files import RunRecord, read_run
-from hybridnn.study.answer import baseline_text, warnings_of
+from hybridnn.study.answer import warnings_of
 from hybridnn.study.plots import breakdowns_of, curves_of, draw_plots
 from hybridnn.study.report import breakdown_rows, point_rows
-from hybridnn.study.results import StudyResults
-from hybridnn.study.scaling import compare_points, grid_maps, group_runs, strong_lines, weak_lines
+from hybridnn.study.results import StudyResults, read_results
+from hybridnn.study.scaling import (
+    baseline_text,
+    compare_points,
+    grid_maps,
+    group_runs,
+    strong_lines,
+    times_as_fast,
+    weak_lines,
+)
 from hybridnn.study.statistics import Estimate, MeanDeviation
-from reference.finished_runs import made_study, measured_line, prediction_line, strong_study, write_run
+from reference.finished_runs import load_line, made_study, measured_line, prediction_line, strong_study, write_run
 
 
 def _speed_ups(results: StudyResults) -> dict[str, tuple[float, str]]:
@@ -141,7 +149,12 @@ METHODS = {("sequential", 1): 6.0, ("sequential", 4): 12.0, ("ddg", 4): 4.0, ("p
 
 def test_methods_are_compared_with_the_baseline_on_their_own_ranks_or_the_fewest(tmp_path: Path) -> None:
     runs = _method_runs(METHODS)
+    for _, options in runs.values():
+        options["lines"] = [prediction_line(options["seconds"][0] / 10)]
     results = made_study(tmp_path / "own", runs, baseline={"method": "sequential"})
+    lines = draw_plots(results)["speed_up"][1].axes[0].get_lines()
+    predicted = [list(line.get_ydata()) for line in lines if line.get_label() == "predicted"]
+    assert sorted(predicted) == [[1, 1], [1, 2], [1, 3]], "against the bases of the measured ones"
     assert _speed_ups(results) == {
         "sequential-1": (1, "sequential-1"),
         "sequential-4": (1, "sequential-4"),
@@ -222,16 +235,16 @@ def test_work_that_grows_with_the_ranks_makes_weak_lines(tmp_path: Path) -> None
     by_batch = {
         f"b{ranks}": (
             {"ranks": ranks, "batch-per-rank": 50},
-            # The steps of an epoch, ten in a written run, are those of the greater minibatch.
-            {"ranks": ranks, "batch_size": 50 * ranks, "seconds": [taken, taken]},
+            {"ranks": ranks, "batch_size": 50 * ranks, "steps": 20 // ranks, "seconds": [taken, taken]},
         )
-        for ranks, taken in ((1, 4.0), (2, 5.0))
+        for ranks, taken in ((1, 4.0), (2, 2.5))
     }
     results = made_study(tmp_path / "batch", by_batch)
     (line,) = weak_lines(results)
     assert line.per_step
-    assert [found.value for found in line.seconds] == [0.4, 0.5]
-    assert [found.value for found in line.weak_efficiency] == [1.0, 0.8]
+    assert [found.value for found in line.seconds] == [0.2, 0.25]
+    efficiency = draw_plots(results)["weak_efficiency"][1].axes[0]
+    assert list(efficiency.get_lines()[0].get_ydata()) == [1.0, 0.8]
     assert strong_lines(results) == []
     assert len(curves_of(results, "training loss")) == 2, "greater minibatches are another training"
     by_samples = {
@@ -245,7 +258,6 @@ def test_work_that_grows_with_the_ranks_makes_weak_lines(tmp_path: Path) -> None
     (line,) = weak_lines(results)
     assert not line.per_step
     assert (line.ranks, [found.value for found in line.seconds]) == ((1, 2, 4), [4, 5, 8])
-    assert [found.value for found in line.weak_efficiency] == [1.0, 0.8, 0.5]
     # The speed-up counts samples per second: 2 x 4 / 5 and 4 x 4 / 8.
     assert _speed_ups(results) == {"s1": (1, "s1"), "s2": (1.6, "s1"), "s4": (2, "s1")}
     assert [found.efficiency.value for found in compare_points(results).values()] == [1.0, 0.8, 0.5]
@@ -303,15 +315,73 @@ def test_breakdown_has_a_bar_for_every_family_and_number_of_ranks(tmp_path: Path
     results = made_study(tmp_path, runs)
     ((name, bars),) = breakdowns_of(results).items()
     assert name == "my-study"
-    assert list(bars) == ["1\n1x1", "2\n2x1x1 1f1b", "2\n2x1", "2\n1x2"]
+    assert list(bars) == ["1\n1x1", "2\n2x1", "2\n1x2", "2\n2x1x1 1f1b"]
     # Compute is the efficiency; but the pipeline waits 10 % of its time less than one rank, which is subtracted.
-    assert [parts["compute"] for parts in bars.values()] == pytest.approx([1, 1 - 0.1, 4 / 6, 4 / 10])
+    assert [parts["compute"] for parts in bars.values()] == pytest.approx([1, 4 / 6, 4 / 10, 1 - 0.1])
     assert [sum(parts.values()) for parts in bars.values()] == pytest.approx([1] * 4)
     # One microbatch on two stages: half of the time is the bubble, and 10 % are idle.
     assert (bars["2\n2x1x1 1f1b"]["bubble"], bars["2\n2x1x1 1f1b"]["wait"]) == (pytest.approx(0.1), 0)
     assert "breakdown" in draw_plots(results)
     (axes,) = draw_plots(results)["breakdown"][1].axes
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("ranks, layout", "share of the ranks' time")
+
+
+def test_the_fastest_of_lines_maps_breakdowns_curves_and_bases_are_so_in_the_rounds_of_all(tmp_path: Path) -> None:
+    """By the medians of their own rounds, 2x4 would take less time than 4x2, whose last rounds were slow for all."""
+    slow = [0.055, 0.054, 0.056, 0.08, 0.081, 0.08, 0.08]
+    runs = {
+        f"{b}x{m}-{n}": (
+            {"ranks": b * m, "grid": f"{b}x{m}", "repeat": n},
+            _measured(b * m, 0.5, taken, grid=(1, b, m)),
+        )
+        for (b, m), seconds in {(2, 4): [0.06] * 3, (4, 2): slow, (4, 4): [0.07] * 7}.items()
+        for n, taken in enumerate(seconds, 1)
+    }
+    results = made_study(tmp_path, runs)
+    assert compare_points(results)["4x4-1"].base.id == "4x2-1"
+    assert [[point.id for point in line.points] for line in strong_lines(results)] == [["4x2-1", "4x4-1"]]
+    assert [list(bars) for bars in breakdowns_of(results).values()] == [["8\n4x2", "16\n4x4"]]
+    assert [curve.name for curve in curves_of(results, "training loss")] == ["ranks 8, grid 4x2"]
+    texts = draw_plots(results)["grids"][1].axes[0].texts
+    boxed = {text.get_text(): text.get_bbox_patch() is not None for text in texts}
+    assert boxed == {"60": False, "55": True, "70": False}
+
+
+def _crossed(results: StudyResults, plot: str) -> list[float]:
+    """Ranks of the crosses of a plot."""
+    _, figure = draw_plots(results)[plot]
+    lines = [line for axes in figure.axes for line in axes.get_lines() if line.get_label() == "disturbed"]
+    return [float(ranks) for line in lines for ranks in line.get_xdata()]
+
+
+def test_what_is_compared_with_a_disturbed_base_is_crossed_out(tmp_path: Path) -> None:
+    seconds = {1: 4.0, 2: 2.5, 4: 2.0}
+    runs: dict[str, Any] = {str(n): ({"ranks": n}, {"ranks": n, "seconds": [taken]}) for n, taken in seconds.items()}
+    runs["1"][1]["lines"] = [load_line(1.5)]
+    strong = made_study(tmp_path / "strong", runs)
+    for axes, run in runs.values():
+        axes["samples-per-rank"] = 500
+        run["samples"] = 500 * run["ranks"]
+    weak = made_study(tmp_path / "weak", runs)
+    assert (_crossed(strong, "strong_scaling"), _crossed(weak, "weak_scaling")) == ([1], [1])
+    for results, name in ((strong, "speed_up"), (strong, "efficiency"), (weak, "weak_efficiency")):
+        assert _crossed(results, name) == [1, 2, 4]
+
+
+def test_folders_are_compared_without_pairs_and_the_first_marks_the_others(tmp_path: Path) -> None:
+    seconds = {"old": [4.0, 6.0, 5.0, 5.0], "new": [2.0, 2.0, 4.0]}
+    for name, rounds in seconds.items():
+        runs = {
+            str(n): ({"ranks": 1, "repeat": n}, {"seconds": [taken], "lines": [load_line(1.5)] * (name == "old")})
+            for n, taken in enumerate(rounds)
+        }
+        made_study(tmp_path / name, runs)
+    results = read_results(tmp_path / "old", tmp_path / "new")
+    (found,) = times_as_fast(results).values()
+    logs = [np.log(rounds) for rounds in seconds.values()]
+    ends = ttest_ind(*logs, equal_var=False).confidence_interval(0.95)
+    assert (found.speed_up.low, found.speed_up.high) == pytest.approx(tuple(np.exp([ends.low, ends.high])))
+    assert [row["times as fast"] for row in point_rows(results)] == ["-", f"{found.judged.text} †"]
 
 
 # -- runs outside of a study -------------------------------------------------------------------------------------------
@@ -324,16 +394,16 @@ def _run(folder: Path, ranks: int, seconds: float, predicted: float | None = Non
 
 def _folders(runs: list[RunRecord]) -> list[list[str]]:
     """Names of the folders of the base runs of the points, by group."""
-    return [[Path(point.first.folder).name for point in group.points] for group in group_runs(runs)]
+    return [[Path(found.point.first.folder).name for found in group] for group in group_runs(runs)]
 
 
 def test_scaling_is_against_the_fewest_ranks(tmp_path: Path) -> None:
     runs = [_run(tmp_path / "8", 8, 3.0, 2.0), _run(tmp_path / "2", 2, 6.0, 5.0), _run(tmp_path / "4", 4, 4.0)]
     (group,) = group_runs(runs)
     assert _folders(runs) == [["2", "4", "8"]]
-    assert [found.speed_up for found in group.comparisons] == [Estimate(1.0), Estimate(1.5), Estimate(2.0)]
-    assert [found.efficiency.value for found in group.comparisons] == [1.0, 0.75, 0.5]
-    assert [found.predicted_speed_up for found in group.comparisons] == [1.0, None, 2.5]
+    assert [found.speed_up for found in group] == [Estimate(1.0), Estimate(1.5), Estimate(2.0)]
+    assert [found.efficiency.value for found in group] == [1.0, 0.75, 0.5]
+    assert [found.predicted_speed_up for found in group] == [1.0, None, 2.5]
 
 
 def test_runs_that_differ_in_their_seeds_are_repeats_with_an_interval(tmp_path: Path) -> None:
@@ -344,13 +414,14 @@ def test_runs_that_differ_in_their_seeds_are_repeats_with_an_interval(tmp_path: 
     one = [run(f"one-{seed}", 1, seconds, seed) for seed, seconds in enumerate((4.0, 6.0, 5.0))]
     two = [run(f"two-{seed}", 2, seconds, seed) for seed, seconds in enumerate((2.0, 2.0, 4.0))]
     (group,) = group_runs([*two, *one, run("other", 2, 3.0, 0, checkpoint_every=2)])
-    assert [len(point.cells) for point in group.points] == [3, 3, 1]
-    assert [point.seconds_per_epoch for point in group.points] == [Estimate(5, 4, 6), Estimate(2, 2, 4), Estimate(3)]
-    found = group.comparisons[1].speed_up
-    logs = np.log([4 / 2, 6 / 2, 5 / 4])
-    expected = np.exp([logs.mean(), *ttest_1samp(logs, 0).confidence_interval(0.95)])
+    assert [len(found.point.cells) for found in group] == [3, 3, 1]
+    assert [found.point.seconds_per_epoch for found in group] == [Estimate(5, 4, 6), Estimate(2, 2, 4), Estimate(3)]
+    found = group[1].speed_up
+    logs = np.log([4, 6, 5]), np.log([2, 2, 4])  # which have no common rounds: an interval without pairs
+    ends = ttest_ind(*logs, equal_var=False).confidence_interval(0.95)
+    expected = np.exp([logs[0].mean() - logs[1].mean(), *ends])
     assert (found.value, found.low, found.high) == pytest.approx(tuple(expected))
-    assert group.comparisons[2].speed_up == Estimate(pytest.approx(4 / 3)), "another setting, of one run"
+    assert group[2].speed_up == Estimate(pytest.approx(120 ** (1 / 3) / 3)), "another setting, of one run"
 
 
 @pytest.mark.parametrize(
@@ -369,8 +440,8 @@ def test_runs_of_other_work_or_training_are_not_compared(
     tmp_path: Path, options: dict[str, object], condition: dict[str, tuple[str, str]]
 ) -> None:
     groups = group_runs([_run(tmp_path / "a", 1, 6.0), _run(tmp_path / "b", 2, 3.0, **options)])
-    assert [[found.speed_up.value for found in group.comparisons] for group in groups] == [[1.0], [1.0]]
-    first, second = (group.base.first.conditions for group in groups)
+    assert [[found.speed_up.value for found in group] for group in groups] == [[1.0], [1.0]]
+    first, second = (group[0].base.first.conditions for group in groups)
     for name, values in condition.items():
         assert name in differing([first, second])
         assert (first[name], second.get(name)) == values
