@@ -9,6 +9,7 @@ import ctypes
 import io
 import json
 import os
+import re
 import struct
 import zipfile
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from hypothesis import strategies as st
 
 from hybridnn.runs.run_files import CONFIG_END
 from hybridnn.utils import files
-from reference.damaged_files import CONTENT, CUTS, IMPOSSIBLE_NAMES, REPLACEMENTS, mutations, replace
+from reference.damaged_files import CONTENT, CUTS, IMPOSSIBLE_NAMES, REPLACEMENTS, changed, mutations, replace
 from reference.finished_runs import write_run
 from reference.readers import (
     CSV,
@@ -199,8 +200,8 @@ def test_a_text_that_no_reader_accepts(name: str, folder: Path) -> None:
     if name in ("json", "toml"):
         return
     for text in ODD_TEXTS[language_of(name)]:
-        for changed in (text, text + b"\n" + valid):
-            path.write_bytes(changed)
+        for odd in (text, text + b"\n" + valid):
+            path.write_bytes(odd)
             assert refusal(reader, path), text[:40]
     for text in (*texts, *ODD_TEXTS[language_of(name)]):
         path.write_bytes(valid + text)
@@ -234,6 +235,54 @@ def test_a_wrong_value(name: str, folder: Path) -> None:
         outcomes.append(refusal(reader, path))
     assert any(outcomes)
     assert not all(outcomes)  # some values may stand there
+
+
+LAYOUT, FORWARD = ("otherData", "layout"), ("traceEvents", 1)
+NO_FILE_HAS: dict[str, list[tuple[tuple[Any, ...], list[Any], str]]] = {
+    "trace": [
+        (LAYOUT, [None, []], ""),
+        ((*LAYOUT, "stages"), [[], [[1]], [[1, 0]], 3], ""),
+        ((*LAYOUT, "method"), ["jump", None], ""),
+        ((*FORWARD, "tid"), [2, -1, "0"], ""),
+        ((*FORWARD, "cat"), ["else"], ""),
+        ((*FORWARD, "ts"), [-1, "now", float("inf"), float("nan")], ""),
+        ((*FORWARD, "dur"), [-0.5, None], ""),
+        ((*FORWARD, "args"), [None, []], ""),
+        ((*FORWARD, "args", "instruction"), ["jump", ["forward"]], ""),
+        ((*FORWARD, "args", "minibatch"), [1.5, -1], ""),
+        ((*FORWARD, "args", "microbatch"), [-2], ""),
+        ((*FORWARD, "args", "chunk"), [True], ""),
+        (("otherData", "complete_since_us"), ["x"], ""),
+    ],
+    "history": [  # of a header, a prediction, measured steps, a step and two epochs
+        ((0, "ranks"), [0, None, "abc"], r"history\.jsonl"),
+        ((1,), [{"kind": "prediction", "machine": "x"}], ": not .*seconds_per_step: "),
+        ((1, "seconds_per_epoch"), ["abc"], ": not .*seconds_per_epoch: "),
+        ((1, "parts"), [None], ": not .*parts: "),
+        ((2, "instructions"), [{"forward": "x"}], r": not .*instructions\.forward: "),
+        ((2, "seconds_per_step"), [0], ": not .*measured steps without time"),
+        ((4, "epoch"), [0, None, "abc"], r"history\.jsonl"),
+        ((4, "step"), [0, None, "abc"], r"history\.jsonl"),
+    ],
+}
+"""Places in a file, values that none has there, and a pattern of the message."""
+
+
+@pytest.mark.parametrize("name", NO_FILE_HAS)
+def test_a_value_that_no_file_has(name: str, folder: Path) -> None:
+    reader = FUNCTIONS[name]
+    path = reader.write(folder)
+    lines = path.read_text().splitlines()
+    for place, values, pattern in NO_FILE_HAS[name]:
+        for value in values:
+            if reader.language == "lines":
+                records = changed([json.loads(line) for line in lines], place, value)
+                path.write_text("".join(json.dumps(record) + "\n" for record in records))
+            else:
+                path.write_text(json.dumps(changed(json.loads(lines[0]), place, value)))
+            message = refusal(reader, path)
+            assert message, (place, value)
+            assert re.search(pattern, message), (place, value, message)
 
 
 @pytest.mark.timeout(300)

@@ -178,11 +178,13 @@ def test_trainings_depend_on_the_function_and_leave_the_library_as_it_was(name: 
         if task.whole is not None:
             target = find(task.target)
             expected = task.whole.expected(assignment.standard)
-            found = (
-                TrustedRunner({task.name: mistake.function(assignment.standard)}).run_whole(task, assignment.standard)
+            outputs = (
+                TrustedRunner({task.name: mistake.function(assignment.standard)})
+                .run_whole(task, assignment.standard)
+                .outputs
                 for mistake in task.mistakes
             )
-            outputs = [answer.outputs for answer in found]
+            # The first one is enough: a training with another mistake may last until its time limit.
             changed = (not one or first_difference(one, [expected], task.whole.tolerance) for one in outputs)
             assert any(changed), task.name
             assert find(task.target) == target

@@ -16,20 +16,13 @@ from hybridnn.diagnostics.rank_state import JobState, RankState
 from hybridnn.drawing.figures import COLUMN
 from hybridnn.drawing.learning_curve import RunCurves, compared_curves
 from reference.command_line import Run, error_line, records_of
-from reference.finished_runs import load_line, prediction_line, write_run
+from reference.finished_runs import load_line, measured_line, prediction_line, write_run
 from reference.pictures import least_points
 from reference.stalls import collective, progress, rank_state
 
 SMALL = ("--hidden", "6", "--batch-size", "200", "--set", "training.dtype=float64")
 PARTS = ("--set", "data.validation_fraction=0.2")
-MEASURED = {
-    "kind": "measured",
-    "epoch": 1,
-    "seconds_per_step": 0.2,
-    "instructions": {"forward": 0.04},
-    "communication": 0.09,
-    "waiting": 0.03,
-}
+MEASURED = measured_line(1, 0.2, instructions={"forward": 0.04}, communication=0.09, waiting=0.03)
 
 
 def _rows(text: str) -> list[list[str]]:

@@ -1,6 +1,7 @@
 """Whole trainings in one process, which together use every split, pipeline method, optimizer, rate, loss and setting.
 
-Each equals an independent reference: the serial training or the replay of its method in `reference`, or PyTorch.
+Each equals an independent reference: the serial training or the replay of its method in `reference`. These are compared
+with PyTorch and with the slopes of the loss in `tests/training`.
 """
 
 from dataclasses import replace
@@ -152,34 +153,3 @@ def test_samples_are_split_and_standardized_by_the_training_split(distribution: 
         placed.memory.free()
 
     run_ranks(2, program)
-
-
-def test_gradients_are_the_slopes_of_the_loss_and_those_of_pytorch() -> None:
-    torch_network = pytest.importorskip("reference.torch_network")
-    for classification, activation in ((True, "selu"), (False, "relu")):
-        case = Case((6, 6, 9, 9, 3), classification, activation, residual=True, samples=7, batch_size=7, epochs=1)
-        x, y = data(case)
-        weights = net.initial_weights(case.network, case.seed)
-        trainer = trainer_of(TrainingCase(1, Grid(), case), None)
-        trainer.fit(x, y, epochs=1)
-        gradients = trainer.gradients()
-        expected = torch_network.gradients(case.network, weights, x, y)
-        assert_arrays_close(gradients, expected, str(case), 1e-12)
-        h = 1e-6
-        for name, place in (("layers.0.weight", (2, 3)), ("layers.2.weight", (8, 0)), ("layers.3.bias", (1,))):
-            losses = []
-            for step in (h, -h):
-                moved = weights[name].copy()
-                moved[place] += step
-                trainer.load_weights(weights | {name: moved})
-                losses.append(trainer.evaluate(x, y).loss)
-            slope = (losses[0] - losses[1]) / (2 * h)
-            assert gradients[name][place] == pytest.approx(slope, rel=1e-5, abs=1e-8)
-
-
-def test_updates_are_those_of_pytorch() -> None:
-    pytest.importorskip("torch")
-    from training.test_against_pytorch import OPTIMIZERS, compare
-
-    for optimizer in OPTIMIZERS:
-        compare(Network((5, 13, 7, 4), "tanh", loss="cross_entropy"), optimizer, "cosine")

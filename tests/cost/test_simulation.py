@@ -227,38 +227,9 @@ def test_first_and_last_stages(stages: int, most: int) -> None:
     assert most == 1 or shown[-1] == stages - 1
 
 
-@pytest.mark.parametrize("layers", [(2, 2, 2, 2), (3, 2, 2, 1), (1, 5, 1, 1), (2, 1, 1, 4)])
-def test_the_stage_with_most_layers_is_the_bottleneck(layers: tuple[int, ...]) -> None:
-    """GPipe: a microbatch through all stages and back, and between these m - 1 more through the slowest, twice."""
-    layout = Layout(((1, 1),) * 4, layers, method="gpipe", microbatches=8)
-    step = simulated(layout, plain_machine())
-    forward = [count * 8 * PASS for count in layers]
-    backward = [seconds * 2 for seconds in forward]
-    backward[0] -= 8 * PASS
-    assert step.seconds_per_step == pytest.approx(sum(forward) + sum(backward) + 7 * (max(forward) + max(backward)))
-
-
 def test_stages_of_different_widths() -> None:
     """One rank feeds two."""
     layout = Layout(((1, 1), (2, 1)), (4, 4), method="gpipe", microbatches=1)
     step = simulated(layout, plain_machine())
     first, second = 64 * PASS * 4, 32 * PASS * 4
     assert step.seconds_per_step == pytest.approx(first + 3 * second + first * 7 / 4)
-
-
-def test_many_stages() -> None:
-    """1F1B with 32 microbatches on 512 ranks: the last stage is always busy once its first microbatch has arrived.
-
-    The gradient of the last microbatch then passes back; the first layer needs no gradient of its input.
-    """
-    stages, microbatches = 128, 32
-    workload = Workload(MLP([16] * (stages + 1)), 1024, 1024, optimizer=SGD(momentum=0.0), classification=False)
-    layout = Layout(((4, 1),) * stages, (1,) * stages, method="1f1b", microbatches=microbatches)
-    step = simulated(layout, plain_machine(nodes=64, ranks_per_node=8), workload=workload)
-    forward = 8 * PASS
-    backward = 2 * forward
-    filling = (stages - 1) * forward
-    assert step.seconds == pytest.approx(
-        filling + microbatches * (forward + backward) + (stages - 2) * backward + backward / 2
-    )
-    assert step.stages[stages // 2].computing == pytest.approx(microbatches * (forward + backward))

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["CONTENT", "CUTS", "IMPOSSIBLE_NAMES", "REPLACEMENTS", "Damage", "forge", "mutations", "replace"]
+__all__ = ["CONTENT", "CUTS", "IMPOSSIBLE_NAMES", "REPLACEMENTS", "Damage", "changed", "forge", "mutations", "replace"]
 
 Damage = Callable[[Path, Random], object]
 """Damages a file, with a source of random choices."""
@@ -227,13 +227,18 @@ def mutations(document: Any, every: int = 1) -> Iterator[Any]:
         elif isinstance(inner, list) and inner:
             changes.append((place, inner * 2))
     for place, value in changes[::every]:
-        changed = deepcopy(document)
-        parent = _at(changed, place[:-1])
-        if value is _NOTHING:
-            del parent[place[-1]]
-        elif place:
-            parent[place[-1]] = value
-        yield changed if place else value
+        yield changed(document, place, value) if place else value
+
+
+def changed(document: Any, place: Sequence[Any], value: Any) -> Any:
+    """A copy of nested lists and tables with another value at a place."""
+    made = deepcopy(document)
+    parent = _at(made, place[:-1])
+    if value is _NOTHING:
+        del parent[place[-1]]
+    else:
+        parent[place[-1]] = value
+    return made
 
 
 def _places(document: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -246,7 +251,7 @@ def _places(document: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, 
         yield from _places(value, (*before, key))
 
 
-def _at(document: Any, place: tuple[Any, ...]) -> Any:
+def _at(document: Any, place: Sequence[Any]) -> Any:
     for key in place:
         document = document[key]
     return document
@@ -254,12 +259,7 @@ def _at(document: Any, place: tuple[Any, ...]) -> Any:
 
 def forge(path: Path, field: Sequence[str], value: Any) -> None:
     """Change a field of a manifest and update the list of digests, so that only the value is wrong."""
-    manifest = json.loads(path.read_text())
-    inner = manifest
-    for key in field[:-1]:
-        inner = inner[key]
-    inner[field[-1]] = value
-    path.write_text(json.dumps(manifest, indent=2) + "\n")
+    path.write_text(json.dumps(changed(json.loads(path.read_text()), field, value), indent=2) + "\n")
     listed = path.parent / "SHA256SUMS"
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     text = re.sub(rf"^\w+(?=  {re.escape(path.name)}$)", digest, listed.read_text(), flags=re.MULTILINE)

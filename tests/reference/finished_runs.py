@@ -12,7 +12,15 @@ from hybridnn.pipeline.layout import Layout
 from hybridnn.runs.run_files import CONFIG_END
 from hybridnn.study.results import StudyResults, read_results
 
-__all__ = ["load_line", "made_study", "measured_line", "prediction_line", "strong_study", "write_run", "write_study"]
+__all__ = [
+    "load_line",
+    "made_study",
+    "measured_line",
+    "prediction_line",
+    "runs_by_ranks",
+    "write_run",
+    "write_study",
+]
 
 
 def prediction_line(seconds_per_step: float, **changes: Any) -> dict[str, Any]:
@@ -169,27 +177,14 @@ def write_run(
     return folder
 
 
+def runs_by_ranks(seconds: dict[int, float], **options: Any) -> dict[str, tuple[Any, Any]]:
+    """Runs for `write_study`, on numbers of ranks with these seconds per epoch."""
+    return {
+        str(ranks): ({"ranks": ranks}, {"ranks": ranks, "seconds": [taken, taken], **options})
+        for ranks, taken in seconds.items()
+    }
+
+
 def made_study(folder: Path, *arguments: Any, **options: Any) -> StudyResults:
     """The results of `write_study`."""
     return read_results(write_study(folder, *arguments, **options))
-
-
-def strong_study(folder: Path) -> StudyResults:
-    """Two widths on 1, 2 and 4 ranks, each thrice."""
-    seconds = {
-        (8, 1): (4, 5, 9),
-        (8, 2): (2, 3, 2.5),
-        (8, 4): (2, 2, 2),
-        (16, 1): (8, 8, 8),
-        (16, 2): (4, 4, 4),
-        (16, 4): (1, 2, 4),
-    }
-    runs = {
-        f"{width}-{ranks}-{repeat}": (
-            {"ranks": ranks, "width": width, "repeat": repeat},
-            {"ranks": ranks, "hidden": [width], "seconds": [taken], "lines": [prediction_line(taken / 20)]},
-        )
-        for (width, ranks), times in seconds.items()
-        for repeat, taken in enumerate(times)
-    }
-    return made_study(folder, runs)

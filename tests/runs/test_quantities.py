@@ -1,8 +1,7 @@
 """Records of runs, and their figures: speed, prediction error, scaling, and what limits them."""
 
-import json
+import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -95,18 +94,8 @@ def test_greatest_costly_share_limits_a_run(shares: TimeShares, flops: float, li
 # -- records -----------------------------------------------------------------------------------------------------------
 
 
-MEASURED = {
-    "kind": "measured",
-    "epoch": 1,
-    "seconds_per_step": 0.2,
-    "instructions": {"forward": 0.05},
-    "communication": 0.1,
-    "waiting": 0.02,
-}
-
-
 def test_everything_in_the_folder_is_read(tmp_path: Path) -> None:
-    write_run(tmp_path, ranks=4, grid=(2, 1, 2), lines=[prediction_line(0.25), MEASURED])
+    write_run(tmp_path, ranks=4, grid=(2, 1, 2), lines=[prediction_line(0.25), measured_line(1, 0.2)])
     run = read_run(tmp_path)
     layout = run.header.layout
     assert (layout.ranks, len(layout.stages), layout.method, layout.layers) == (4, 2, "1f1b", (1, 1))
@@ -115,7 +104,7 @@ def test_everything_in_the_folder_is_read(tmp_path: Path) -> None:
     assert len(run.epochs) == 4
     assert run.prediction is not None
     assert (run.prediction.machine, run.prediction.seconds_per_epoch) == ("laptop", 2.5)
-    assert [(step.epoch, step.waiting) for step in run.measured] == [(1, 0.02)]
+    assert [(step.epoch, step.waiting) for step in run.measured] == [(1, pytest.approx(0.02))]
 
 
 def test_time_of_an_epoch_is_the_median_without_the_first(tmp_path: Path) -> None:
@@ -142,39 +131,7 @@ def test_folder_without_a_run_is_refused(tmp_path: Path) -> None:
         read_run(tmp_path / "c")
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ({"kind": "prediction", "machine": "x"}, "seconds_per_step: "),
-        (prediction_line(0.25, seconds_per_epoch="abc"), "seconds_per_epoch: "),
-        (prediction_line(0.25, parts=None), "parts: "),
-        ({**MEASURED, "instructions": {"forward": "x"}}, r"instructions\.forward: "),
-        ({**MEASURED, "seconds_per_step": 0}, "measured steps without time"),
-    ],
-)
-def test_values_that_no_run_has_are_refused(tmp_path: Path, line: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=rf"history\.jsonl.*: not .*{message}") as error:
-        read_run(write_run(tmp_path, lines=[line]))
-    assert "\n" not in str(error.value)
-
-
-def change_records(folder: Path, kind: str, key: str, value: object) -> None:
-    """Replace a value in all lines of a kind."""
-    history = folder / "history.jsonl"
-    records = [json.loads(line) for line in history.read_text().splitlines()]
-    changed = [{**record, key: value} if record["kind"] == kind else record for record in records]
-    history.write_text("".join(json.dumps(record) + "\n" for record in changed))
-
-
-@pytest.mark.parametrize(("kind", "key"), [("epoch", "epoch"), ("epoch", "step"), ("header", "ranks")])
-def test_counts_that_no_run_has_are_refused(tmp_path: Path, kind: str, key: str) -> None:
-    for value in (0, None, "abc"):
-        change_records(write_run(tmp_path), kind, key, value)
-        with pytest.raises(DataError, match=r"history\.jsonl") as error:
-            read_run(tmp_path)
-        assert "\n" not in str(error.value)
-
-
 def test_run_without_finite_losses_is_read(tmp_path: Path) -> None:
-    change_records(write_run(tmp_path), "epoch", "train_loss", None)
+    history = write_run(tmp_path) / "history.jsonl"
+    history.write_text(re.sub(r'"train_loss": [\d.]+', '"train_loss": null', history.read_text()))
     assert read_run(tmp_path).seconds_per_epoch == 2

@@ -161,10 +161,6 @@ def _marked(results: StudyResults) -> list[str]:
     return marked
 
 
-def _without_curve(settings: Path, folder: Path) -> list[str]:
-    return [*HYBRIDNN_WITHOUT_CURVE, *train_command(settings, folder)[3:]]
-
-
 @pytest.mark.skipif(not CPU_COUNTERS.exists(), reason="the system does not count the time of its cores")
 def test_cells_beside_busy_loops_are_marked_and_no_quiet_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -172,7 +168,7 @@ def test_cells_beside_busy_loops_are_marked_and_no_quiet_ones(tmp_path: Path, mo
     Path("beside.py").write_text(BESIDE_LOOPS)
     launcher = f"{shlex.quote(sys.executable)} beside.py {{ranks}}"
     view = View()
-    run_study(plan_study(load_study(Path("s.toml")), Path("out"), launcher), view, train=_without_curve)
+    run_study(plan_study(load_study(Path("s.toml")), Path("out"), launcher), view, train=_without_picture)
     others = dict(json.loads(line) for line in Path("others.jsonl").read_text().splitlines())  # of the last repeat
     marked = _marked(read_results(Path("out")))
     for name in view.outcomes:

@@ -5,75 +5,37 @@ import fcntl
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from hybridnn.errors import DataError, EnvironmentProblem, SettingError, StoppedBySignal
+from hybridnn.errors import DataError, EnvironmentProblem, SettingError
 from hybridnn.runs.run_files import read_run
-from hybridnn.study.cells import Cell
 from hybridnn.study.report import csv_text, point_rows
 from hybridnn.study.results import read_results
-from hybridnn.study.runner import CellOutcome, StudyRun, StudyView, TrainCommand, default_folder, plan_study, run_study
+from hybridnn.study.runner import default_folder, plan_study, run_study
 from hybridnn.study.scaling import compare_points
 from hybridnn.study.study_file import Study, load_study
 from hybridnn.study.study_folder import StudyFolder, read_manifest
-from mpi_runner.slowness import deadline, wait_until
+from mpi_runner.slowness import wait_until
 from reference.finished_runs import write_run
+from reference.stand_in_cells import (
+    CRASH,
+    FINISH,
+    WAIT,
+    View,
+    calls_of,
+    fake,
+    in_a_process,
+    plan_of,
+    signal_when,
+    states,
+    statuses,
+    study_of,
+)
 
 pytestmark = pytest.mark.timeout(600)
-
-ENV = "env FAKE_RANKS={ranks}"
-FAKE = """
-import os, sys, time
-from pathlib import Path
-settings, folder = map(Path, sys.argv[1:3])
-out = folder.parents[2 if folder.name == "repeat" else 1]
-with open(out / "calls", "a") as calls:
-    calls.write(f"{folder.name} on {os.environ['FAKE_RANKS']}\\n")
-assert settings.read_text()
-(folder / "here").write_text(str(os.getpid()))
-"""
-FINISH = '(folder / "history.jsonl").write_text(\'{"kind": "end"}\\n\')\n'
-WAIT = "time.sleep(3600)\n"
-CRASH = """
-if "seed-1" in folder.name:
-    (folder / "history.jsonl").write_text("half a line")
-    print("Traceback", file=sys.stderr)
-    print("Error: broken on purpose", file=sys.stderr)
-    print("a message of the launcher", file=sys.stderr)
-    sys.exit(3)
-"""
-RENDEZVOUS = """
-while len(list(folder.parent.glob("*/here"))) < 2:
-    time.sleep(0.01)
-"""
-
-
-class View(StudyView):
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self.threads: set[int | None] = set()
-
-    def on_start(self, cells: int) -> None:
-        self.calls.append(f"{cells} missing")
-
-    def on_cell_start(self, cell: Cell) -> None:
-        self.calls.append(f"start {cell.id}")
-        self.threads.add(threading.current_thread().ident)
-
-    def on_repeat(self, outcome: CellOutcome, number: int) -> None:
-        self.calls.append(f"repeat {number}: {outcome.disturbance:.0%}")
-
-    def on_cell_end(self, outcome: CellOutcome) -> None:
-        self.calls.append(f"{outcome.status} {outcome.cell.id}")
-        self.threads.add(threading.current_thread().ident)
-
 
 DISTURBED = """
 import json
@@ -89,63 +51,21 @@ load = [{{"others": others, "cores": 2, "threads": 2}}]
 """
 
 
-def _study(tmp_path: Path, axes: str = "seeds = [0, 1, 2]", keys: str = "") -> Study:
-    (tmp_path / "study.toml").write_text(f'name = "s"\n{keys}\naxes = {{{axes}}}')
-    return load_study(tmp_path / "study.toml")
-
-
-def _plan(tmp_path: Path, study: Study | None = None, launcher: str = ENV, **options: str) -> StudyRun:
-    return plan_study(study or _study(tmp_path), tmp_path / "out", launcher, **options)
-
-
-def _fake(tmp_path: Path, body: str = FINISH) -> TrainCommand:
-    script = tmp_path / "fake_train.py"
-    script.write_text(FAKE + body)
-    return lambda settings, folder: [sys.executable, "-S", str(script), str(settings), str(folder)]
-
-
-def _calls(tmp_path: Path) -> list[str]:
-    path = tmp_path / "out" / "calls"
-    return path.read_text().splitlines() if path.exists() else []
-
-
-def _statuses(outcomes: list[CellOutcome]) -> dict[str, str]:
-    return {outcome.cell.id: outcome.status for outcome in outcomes}
-
-
-def _states(plan: StudyRun) -> list[str]:
-    return [plan.folder.state(cell.id).status for cell in plan.chosen]
-
-
-def _signal_when(condition: Callable[[], bool], number: int) -> threading.Thread:
-    """Send a signal to the main thread, which waits for the cells; another one would perhaps not wake it."""
-    main = threading.main_thread().ident
-    assert main is not None
-
-    def send() -> None:
-        wait_until(condition, 60)
-        signal.pthread_kill(main, number)
-
-    thread = threading.Thread(target=send)
-    thread.start()
-    return thread
-
-
 # -- cells one by one --------------------------------------------------------------------------------------------------
 
 
 def test_every_cell_runs_once_on_its_ranks(tmp_path: Path) -> None:
-    study, view, train = _study(tmp_path, "ranks = [1, 4], seeds = [0]"), View(), _fake(tmp_path)
-    outcomes = run_study(_plan(tmp_path, study), view, train=train)
-    assert _statuses(outcomes) == {"ranks-1_seed-0": "finished", "ranks-4_seed-0": "finished"}
-    assert _calls(tmp_path) == ["ranks-1_seed-0 on 1", "ranks-4_seed-0 on 4"]
+    study, view, train = study_of(tmp_path, "ranks = [1, 4], seeds = [0]"), View(), fake(tmp_path)
+    outcomes = run_study(plan_of(tmp_path, study), view, train=train)
+    assert statuses(outcomes) == {"ranks-1_seed-0": "finished", "ranks-4_seed-0": "finished"}
+    assert calls_of(tmp_path) == ["ranks-1_seed-0 on 1", "ranks-4_seed-0 on 4"]
     assert view.calls == [
         "2 missing",
         *("start ranks-1_seed-0", "finished ranks-1_seed-0"),
         *("start ranks-4_seed-0", "finished ranks-4_seed-0"),
     ]
-    assert run_study(_plan(tmp_path, study), View(), train=train) == []
-    assert len(_calls(tmp_path)) == 2
+    assert run_study(plan_of(tmp_path, study), View(), train=train) == []
+    assert len(calls_of(tmp_path)) == 2
 
 
 @pytest.mark.parametrize(
@@ -163,12 +83,12 @@ def test_every_cell_runs_once_on_its_ranks(tmp_path: Path) -> None:
 def test_disturbed_cells_are_repeated_up_to_twice_and_the_least_disturbed_run_is_kept(
     tmp_path: Path, compares: str, others: list[float], accepts: bool, repeats: list[str], disturbance: float
 ) -> None:
-    study, view = _study(tmp_path, "ranks = [2], repeats = 1", f'compares = "{compares}"'), View()
-    train = _fake(tmp_path, DISTURBED.format(others=others))
-    (outcome,) = run_study(_plan(tmp_path, study), view, accept_disturbed=accepts, train=train)
+    study, view = study_of(tmp_path, "ranks = [2], repeats = 1", f'compares = "{compares}"'), View()
+    train = fake(tmp_path, DISTURBED.format(others=others))
+    (outcome,) = run_study(plan_of(tmp_path, study), view, accept_disturbed=accepts, train=train)
     said = [f"repeat {number}: {share}" for number, share in enumerate(repeats, 1)]
     assert view.calls[2:] == [*said, "finished ranks-2"]
-    assert (len(_calls(tmp_path)), outcome.disturbance) == (1 + len(repeats), disturbance)
+    assert (len(calls_of(tmp_path)), outcome.disturbance) == (1 + len(repeats), disturbance)
     assert ("disturbed: processes of others took 30%" in outcome.reason) == (disturbance > 0)
     cell = tmp_path / "out" / "cells" / "ranks-2"
     kept = json.loads((cell / "history.jsonl").read_text().splitlines()[0])["during"][0]["others"]
@@ -180,8 +100,8 @@ def test_disturbed_cells_are_repeated_up_to_twice_and_the_least_disturbed_run_is
 @pytest.mark.parametrize("end", ["SIGTERM", "SIGUSR1", "limit", "its process", "the study"])
 def test_a_run_that_has_ended_stands_when_its_repeat_does_not_end(tmp_path: Path, end: str) -> None:
     waits = "if folder.name == 'repeat': time.sleep(3600)\n" + DISTURBED.format(others=[1.0])
-    study = _study(tmp_path, "ranks = [2, 3], repeats = 1", 'compares = "times"')
-    plan, train = _plan(tmp_path, study, only="ranks-2"), _fake(tmp_path, waits)
+    study = study_of(tmp_path, "ranks = [2, 3], repeats = 1", 'compares = "times"')
+    plan, train = plan_of(tmp_path, study, only="ranks-2"), fake(tmp_path, waits)
     cell = plan.folder.cell("ranks-2")
     here = cell / "repeat" / "here"
 
@@ -189,12 +109,12 @@ def test_a_run_that_has_ended_stands_when_its_repeat_does_not_end(tmp_path: Path
         return here.exists() and here.read_text() != ""
 
     if end in ("SIGTERM", "SIGUSR1"):
-        thread = _signal_when(is_repeated, getattr(signal, end))
+        thread = signal_when(is_repeated, getattr(signal, end))
         with pytest.raises(KeyboardInterrupt) if end == "SIGTERM" else contextlib.nullcontext():
-            assert _statuses(run_study(plan, View(), train=train)) == {"ranks-2": "finished"}
+            assert statuses(run_study(plan, View(), train=train)) == {"ranks-2": "finished"}
         thread.join()
     elif end == "limit":
-        assert _statuses(run_study(plan, View(), limit=5, train=train)) == {"ranks-2": "finished"}
+        assert statuses(run_study(plan, View(), limit=5, train=train)) == {"ranks-2": "finished"}
     elif end == "its process":
 
         def kill() -> None:
@@ -203,18 +123,10 @@ def test_a_run_that_has_ended_stands_when_its_repeat_does_not_end(tmp_path: Path
 
         thread = threading.Thread(target=kill)
         thread.start()
-        assert _statuses(run_study(plan, View(), train=train)) == {"ranks-2": "finished"}
+        assert statuses(run_study(plan, View(), train=train)) == {"ranks-2": "finished"}
         thread.join()
     else:
-        code = (
-            "import sys; from pathlib import Path\n"
-            "from hybridnn.study.runner import StudyView, plan_study, run_study\n"
-            "from hybridnn.study.study_file import load_study\n"
-            "study = load_study(sys.argv[1] + '/study.toml')\n"
-            f"run = plan_study(study, Path(sys.argv[1]) / 'out', {ENV!r}, 'ranks-2')\n"
-            "run_study(run, StudyView(), train=lambda s, f: [sys.executable, sys.argv[2], str(s), str(f)])\n"
-        )
-        study_process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(tmp_path / "fake_train.py")])
+        study_process = in_a_process(tmp_path, "ranks-2")
         wait_until(is_repeated, 60)
         study_process.kill()
         study_process.wait()
@@ -223,14 +135,14 @@ def test_a_run_that_has_ended_stands_when_its_repeat_does_not_end(tmp_path: Path
     assert (cell / "weights.npz").read_text() == "1.0"
     assert not (cell / "failure.txt").exists()
     assert plan.folder.state("ranks-2").status == "finished"
-    assert run_study(_plan(tmp_path, study, only="ranks-2"), View(), train=train) == []
+    assert run_study(plan_of(tmp_path, study, only="ranks-2"), View(), train=train) == []
 
 
 @pytest.mark.parametrize("moved", range(4))
 def test_a_cell_has_a_finished_run_at_every_moment_of_its_replacement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: int
 ) -> None:
-    plan = _plan(tmp_path)
+    plan = plan_of(tmp_path)
     cell, place = plan.folder.cell("seed-0"), plan.chosen[0]
     write_run(cell)
     for folder in (cell, plan.folder.prepare(place, repeat=True)):
@@ -253,13 +165,13 @@ def test_a_cell_has_a_finished_run_at_every_moment_of_its_replacement(
 
 def test_a_cell_whose_launcher_does_not_start_is_started_again(tmp_path: Path) -> None:
     fails = "if len((out / 'calls').read_text().splitlines()) < 3: sys.exit(213)\n"
-    (outcome,) = run_study(_plan(tmp_path, only="seed-0"), View(), train=_fake(tmp_path, fails + FINISH))
-    assert (outcome.status, len(_calls(tmp_path))) == ("finished", 3)
+    (outcome,) = run_study(plan_of(tmp_path, only="seed-0"), View(), train=fake(tmp_path, fails + FINISH))
+    assert (outcome.status, len(calls_of(tmp_path))) == ("finished", 3)
 
 
 def test_crash_is_reported_and_only_missing_cells_are_run_again(tmp_path: Path) -> None:
-    outcomes = run_study(_plan(tmp_path), View(), train=_fake(tmp_path, CRASH + FINISH))
-    assert _statuses(outcomes) == {"seed-0": "finished", "seed-1": "failed", "seed-2": "finished"}
+    outcomes = run_study(plan_of(tmp_path), View(), train=fake(tmp_path, CRASH + FINISH))
+    assert statuses(outcomes) == {"seed-0": "finished", "seed-1": "failed", "seed-2": "finished"}
     assert outcomes[1].reason == "exit code 3: Error: broken on purpose"
     folder = StudyFolder(tmp_path / "out")
     assert folder.state("seed-1").status == "failed"
@@ -271,9 +183,9 @@ def test_crash_is_reported_and_only_missing_cells_are_run_again(tmp_path: Path) 
     # The cell begins anew, without the files of the run that failed.
     checks = 'assert not any((folder / name).exists() for name in ("weights.npz", "history.jsonl", "failure.txt"))\n'
     (folder.cell("seed-1") / "weights.npz").write_text("left over")
-    outcomes = run_study(_plan(tmp_path), View(), train=_fake(tmp_path, checks + FINISH))
-    assert _statuses(outcomes) == {"seed-1": "finished"}
-    assert _calls(tmp_path) == [f"seed-{seed} on 1" for seed in (0, 1, 2, 1)]
+    outcomes = run_study(plan_of(tmp_path), View(), train=fake(tmp_path, checks + FINISH))
+    assert statuses(outcomes) == {"seed-1": "finished"}
+    assert calls_of(tmp_path) == [f"seed-{seed} on 1" for seed in (0, 1, 2, 1)]
     assert folder.state("seed-1").status == "finished"
 
 
@@ -293,36 +205,28 @@ def test_cell_that_does_not_finish_has_a_status_and_a_reason(
     tmp_path: Path, body: str, status: str, reason: str
 ) -> None:
     limit = 0.5 if body == WAIT else None
-    (outcome,) = run_study(_plan(tmp_path, only="seed-0"), View(), limit=limit, train=_fake(tmp_path, body))
+    (outcome,) = run_study(plan_of(tmp_path, only="seed-0"), View(), limit=limit, train=fake(tmp_path, body))
     assert (outcome.status, outcome.reason[: len(reason)]) == (status, reason)
 
 
 def test_run_that_outlives_its_study_still_holds_its_cell(tmp_path: Path) -> None:
-    train = _fake(tmp_path, WAIT)
-    plan = _plan(tmp_path)
-    code = (
-        "import sys; from pathlib import Path\n"
-        "from hybridnn.study.runner import StudyView, plan_study, run_study\n"
-        "from hybridnn.study.study_file import load_study\n"
-        "run = plan_study(load_study(sys.argv[1] + '/study.toml'), Path(sys.argv[1]) / 'out', "
-        f"{ENV!r}, 'seed-1')\n"
-        "run_study(run, StudyView(), train=lambda s, f: [sys.executable, sys.argv[2], str(s), str(f)])\n"
-    )
+    train = fake(tmp_path, WAIT)
+    plan = plan_of(tmp_path)
     here = plan.folder.cell("seed-1") / "here"
-    parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(tmp_path / "fake_train.py")])
+    parent = in_a_process(tmp_path, "seed-1")
     try:
         wait_until(lambda: here.exists() and here.read_text() != "", 60)
-        outcomes = run_study(_plan(tmp_path, only="seed-1"), View(), train=train)
+        outcomes = run_study(plan_of(tmp_path, only="seed-1"), View(), train=train)
         assert f"process {parent.pid} on " in outcomes[0].reason
     finally:
         parent.kill()
         parent.wait()
-    outcomes = run_study(plan, View(), train=_fake(tmp_path))
-    assert _statuses(outcomes) == {"seed-0": "finished", "seed-1": "held", "seed-2": "finished"}
+    outcomes = run_study(plan, View(), train=fake(tmp_path))
+    assert statuses(outcomes) == {"seed-0": "finished", "seed-1": "held", "seed-2": "finished"}
     os.kill(int(here.read_text()), signal.SIGKILL)
     assert (plan.folder.cell("seed-1") / "lock").exists(), "it is there, and not locked"
-    wait_until(lambda: _statuses(run_study(plan, View(), train=_fake(tmp_path))) != {"seed-1": "held"}, 60)
-    assert _states(plan) == ["finished"] * 3
+    wait_until(lambda: statuses(run_study(plan, View(), train=fake(tmp_path))) != {"seed-1": "held"}, 60)
+    assert states(plan) == ["finished"] * 3
 
 
 def test_file_system_without_locks_is_tolerated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -335,12 +239,12 @@ def test_file_system_without_locks_is_tolerated(tmp_path: Path, monkeypatch: pyt
         write_run(folder)
         return ["true"]
 
-    assert set(_statuses(run_study(_plan(tmp_path), View(), train=train)).values()) == {"finished"}
+    assert set(statuses(run_study(plan_of(tmp_path), View(), train=train)).values()) == {"finished"}
     assert len(read_results(tmp_path / "out").cells) == 3
 
 
 def test_cell_without_a_recorded_end_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = _plan(tmp_path)
+    plan = plan_of(tmp_path)
     for name, value in (("JOB_ID", "70"), ("ARRAY_JOB_ID", "63"), ("ARRAY_TASK_ID", "1")):
         monkeypatch.setenv(f"SLURM_{name}", value)
     assert plan.folder.state("seed-0").status == "never run"
@@ -355,7 +259,7 @@ def test_cell_without_a_recorded_end_was_killed(tmp_path: Path, monkeypatch: pyt
 
 
 def test_files_of_an_unfinished_run_are_removed_unless_it_resumes(tmp_path: Path) -> None:
-    plan = _plan(tmp_path)
+    plan = plan_of(tmp_path)
     for resume, left in ((False, False), (True, True)):
         cell = write_run(plan.folder.cell("seed-0"), ended=False)
         (cell / "checkpoints" / "step-00000001").mkdir(parents=True)
@@ -371,12 +275,12 @@ def test_threads_of_every_rank_are_those_of_the_study(tmp_path: Path) -> None:
     names = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "OMP_NUM_THREADS")
     body = f"(folder / 'seen').write_text(' '.join(os.environ[name] for name in {names}))\n"
     for keys, threads in (("", "1"), ("threads = 3", "3")):
-        plan = _plan(tmp_path, _study(tmp_path, "seeds = [0]", keys))
-        run_study(plan, View(), train=_fake(tmp_path, body))
+        plan = plan_of(tmp_path, study_of(tmp_path, "seeds = [0]", keys))
+        run_study(plan, View(), train=fake(tmp_path, body))
         assert (plan.folder.cell("seed-0") / "seen").read_text() == " ".join([threads] * 4)
     write_run(plan.folder.cell("seed-0"))
     with pytest.raises(SettingError, match=r"threads = 2: in .*out cell seed-0 ran with 3 BLAS threads per rank; name"):
-        _plan(tmp_path, _study(tmp_path, "seeds = [0]", "threads = 2"))
+        plan_of(tmp_path, study_of(tmp_path, "seeds = [0]", "threads = 2"))
     assert json.loads((tmp_path / "out" / "study.json").read_text())["threads"] == 3
 
 
@@ -384,25 +288,25 @@ def test_threads_of_every_rank_are_those_of_the_study(tmp_path: Path) -> None:
 
 
 def test_finished_cells_of_other_settings_are_refused_and_unfinished_ones_take_them(tmp_path: Path) -> None:
-    run_study(_plan(tmp_path, only="seed-0"), View(), train=_fake(tmp_path, ""))
+    run_study(plan_of(tmp_path, only="seed-0"), View(), train=fake(tmp_path, ""))
     changed = 'base = {training.epochs = 3, parallel.partition = "uniform"}'  # of stages: not in the file of one stage
-    run_study(_plan(tmp_path, _study(tmp_path, keys=changed)), View(), train=_fake(tmp_path))
+    run_study(plan_of(tmp_path, study_of(tmp_path, keys=changed)), View(), train=fake(tmp_path))
     assert "epochs = 3" in (tmp_path / "out" / "cells" / "seed-0" / "settings.toml").read_text()
     with pytest.raises(SettingError, match=r"cell seed-0 ran with other settings: training\.epochs was 3, is 10"):
-        _plan(tmp_path, _study(tmp_path))
-    more = _study(tmp_path, "seeds = [0, 1, 2, 3]", changed)
-    assert _statuses(run_study(_plan(tmp_path, more), View(), train=_fake(tmp_path))) == {"seed-3": "finished"}
+        plan_of(tmp_path, study_of(tmp_path))
+    more = study_of(tmp_path, "seeds = [0, 1, 2, 3]", changed)
+    assert statuses(run_study(plan_of(tmp_path, more), View(), train=fake(tmp_path))) == {"seed-3": "finished"}
     (tmp_path / "study.toml").write_text('name = "other"\naxes = {seeds = [5]}')
     with pytest.raises(SettingError, match=r"holds another study \(s\)"):
-        _plan(tmp_path, load_study(tmp_path / "study.toml"))
+        plan_of(tmp_path, load_study(tmp_path / "study.toml"))
 
 
 def test_only_is_a_part_of_the_id_or_a_pattern(tmp_path: Path) -> None:
-    study = _study(tmp_path, "ranks = [1, 2], seeds = [1, 2]")
+    study = study_of(tmp_path, "ranks = [1, 2], seeds = [1, 2]")
     for pattern, count in (("ranks-2", 2), ("*-1", 2), ("ranks-1_seed-2", 1), ("ranks-?_seed-*", 4)):
-        assert len(_plan(tmp_path, study, only=pattern).chosen) == count
+        assert len(plan_of(tmp_path, study, only=pattern).chosen) == count
     with pytest.raises(SettingError, match="matches no cell; the first of 4 is ranks-1_seed-1"):
-        _plan(tmp_path, study, only="grid")
+        plan_of(tmp_path, study, only="grid")
 
 
 @pytest.mark.parametrize(
@@ -417,140 +321,29 @@ def test_launcher_is_checked_before_anything_runs(
     tmp_path: Path, launcher: str, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        _plan(tmp_path, _study(tmp_path, "ranks = [2]"), launcher=launcher)
+        plan_of(tmp_path, study_of(tmp_path, "ranks = [2]"), launcher=launcher)
     assert not (tmp_path / "out").exists()
 
 
 def test_missing_data_are_named_before_anything_runs(tmp_path: Path) -> None:
-    study = _study(tmp_path, keys="base = {data = {file = 'none.csv', targets = ['y']}}")
+    study = study_of(tmp_path, keys="base = {data = {file = 'none.csv', targets = ['y']}}")
     with pytest.raises(DataError, match=r"data\.file = 'none\.csv': no such file"):
-        _plan(tmp_path, study)
+        plan_of(tmp_path, study)
     assert not (tmp_path / "out").exists()
 
 
 def test_folders(tmp_path: Path) -> None:
-    study = _study(tmp_path, keys="reduced = {}")
+    study = study_of(tmp_path, keys="reduced = {}")
     assert default_folder(study) == Path("runs/studies/s")
     assert default_folder(load_study(tmp_path / "study.toml", reduced=True)) == Path("runs/studies/s-reduced")
     (tmp_path / "out").write_text("a file")
     with pytest.raises(SettingError, match="is a file, not a folder"):
-        _plan(tmp_path)
+        plan_of(tmp_path)
     (tmp_path / "out").unlink()
-    plan = _plan(tmp_path)
+    plan = plan_of(tmp_path)
     (tmp_path / "out").write_text("a file")
     with pytest.raises(EnvironmentProblem, match="cannot be written"):
-        run_study(plan, View(), train=_fake(tmp_path))
-
-
-# -- interrupts and cells at once --------------------------------------------------------------------------------------
-
-
-def test_two_cells_run_at_once_and_a_failed_one_does_not_stop_the_others(tmp_path: Path) -> None:
-    study, view = _study(tmp_path, "seeds = [0, 1, 2, 3]"), View()
-    # A cell ends only when another one has begun, so that one after the other would never end.
-    train = _fake(tmp_path, RENDEZVOUS + CRASH + FINISH)
-    outcomes = run_study(_plan(tmp_path, study), view, jobs=2, limit=deadline(60), train=train)
-    assert _statuses(outcomes) == {f"seed-{n}": "failed" if n == 1 else "finished" for n in range(4)}
-    assert view.calls[:3] == ["4 missing", "start seed-0", "start seed-1"]
-    running = most = 0
-    for call in view.calls[1:]:
-        running += 1 if call.startswith("start") else -1
-        most = max(most, running)
-    assert (running, most) == (0, 2)
-    assert view.threads == {threading.current_thread().ident}
-
-
-@pytest.mark.parametrize("jobs", [1, 2])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])  # from the terminal; from a batch system
-def test_interrupt_ends_the_running_cells_and_keeps_the_finished_ones(tmp_path: Path, jobs: int, number: int) -> None:
-    plan = _plan(tmp_path, _study(tmp_path, "seeds = [0, 1, 2, 3]"))
-    waits = 'if "seed-0" not in folder.name:\n    ' + WAIT + FINISH
-    files = [plan.folder.cell(f"seed-{seed}") / "here" for seed in range(1, 1 + jobs)]
-    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # programs in the background of a shell ignore it
-    signal.siginterrupt(signal.SIGINT, False)  # as some libraries do
-    thread = _signal_when(lambda: all(file.exists() and file.read_text() for file in files), number)
-    try:
-        with pytest.raises(KeyboardInterrupt, match=signal.Signals(number).name):
-            run_study(plan, View(), jobs=jobs, train=_fake(tmp_path, waits))
-    finally:
-        thread.join()
-        signal.signal(signal.SIGINT, before[signal.SIGINT])
-    assert signal.getsignal(signal.SIGTERM) == before[signal.SIGTERM]
-    for file in files:
-        with pytest.raises(ProcessLookupError):
-            os.kill(int(file.read_text()), 0)
-    assert _states(plan) == ["finished", *["interrupted"] * jobs, *["never run"] * (3 - jobs)]
-    assert plan.folder.state("seed-1").reason == f"ended by {signal.Signals(number).name}"
-    assert set(_statuses(run_study(plan, View(), jobs=2, train=_fake(tmp_path))).values()) == {"finished"}
-
-
-def test_an_interrupt_while_a_cell_starts_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[subprocess.Popen[bytes]] = []
-
-    class Starting(subprocess.Popen[bytes]):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options)
-            started.append(self)
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    plan = _plan(tmp_path)
-    monkeypatch.setattr(subprocess, "Popen", Starting)
-    with pytest.raises(KeyboardInterrupt, match="SIGTERM"):
-        run_study(plan, View(), train=_fake(tmp_path, WAIT))
-    assert [process.returncode for process in started] == [-signal.SIGTERM]
-
-
-@pytest.mark.parametrize("interrupted", ["restart", "resume"])
-def test_the_warning_before_a_time_limit_ends_all_running_cells(tmp_path: Path, interrupted: str) -> None:
-    plan = _plan(tmp_path, _study(tmp_path, keys=f'interrupted = "{interrupted}"'))
-    # With a checkpoint to write a run is sent SIGUSR1 first, which ends this one.
-    thread = _signal_when(lambda: len(_calls(tmp_path)) == 2, signal.SIGUSR1)
-    if interrupted == "resume":
-        with pytest.raises(StoppedBySignal, match="run the study again to go on"):
-            run_study(plan, View(), jobs=2, train=_fake(tmp_path, WAIT))
-    else:
-        outcomes = run_study(plan, View(), jobs=2, train=_fake(tmp_path, WAIT))
-        assert [outcome.status for outcome in outcomes] == ["timed out"] * 2
-    thread.join()
-    assert _states(plan) == ["timed out", "timed out", "never run"]
-
-
-@pytest.mark.parametrize("cells", ["0", "0, 1"])
-def test_cell_that_finishes_when_it_is_warned_is_finished(tmp_path: Path, cells: str) -> None:
-    plan = _plan(tmp_path, _study(tmp_path, f"seeds = [{cells}]", 'interrupted = "resume"'))
-    body = f"import signal\ndef end(*_):\n    {FINISH}    os._exit(0)\nsignal.signal(signal.SIGUSR1, end)\n"
-    thread = _signal_when((plan.folder.cell("seed-0") / "ready").exists, signal.SIGUSR1)
-    train = _fake(tmp_path, body + '(folder / "ready").touch()\n' + WAIT)
-    if cells == "0":
-        assert _statuses(run_study(plan, View(), train=train)) == {"seed-0": "finished"}
-    else:
-        with pytest.raises(StoppedBySignal, match="cell seed-0: finished before the time limit of its job; run the"):
-            run_study(plan, View(), train=train)
-    thread.join()
-    assert _states(plan) == ["finished", "never run"][: len(plan.chosen)]
-
-
-def test_an_error_of_the_runner_ends_the_other_cells(tmp_path: Path) -> None:
-    plan, fake = _plan(tmp_path), _fake(tmp_path, WAIT)
-    calls: list[Path] = []
-
-    def train(settings: Path, folder: Path) -> list[str]:
-        calls.append(folder)
-        if folder.name == "seed-1" and calls.count(folder) > 1:  # the first call checks the command
-            wait_until(lambda: plan.folder.state("seed-0").status == "running", 60)
-            raise RuntimeError("on purpose")
-        return fake(settings, folder)
-
-    with pytest.raises(RuntimeError, match="on purpose"):
-        run_study(plan, View(), jobs=2, train=train)
-    assert plan.folder.state("seed-0").status == "interrupted"
-
-
-def test_cells_whose_times_are_compared_do_not_run_at_once(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match=r"--jobs = 2: 1 for a study that compares times"):
-        run_study(_plan(tmp_path, _study(tmp_path, "ranks = [1, 2]")), View(), jobs=2)
-    assert not (tmp_path / "out").exists()
+        run_study(plan, View(), train=fake(tmp_path))
 
 
 # -- ranks that take turns in one process ------------------------------------------------------------------------------
@@ -575,7 +368,7 @@ def _in_process(tmp_path: Path, before: str = "", after: str = "") -> Study:
 def test_stages_in_one_process_have_results_and_no_times(tmp_path: Path) -> None:
     study = _in_process(tmp_path)
     assert (study.keys.compares, [axis.name for axis, _ in study.axes]) == ("training", ["ranks", "layouts", "layouts"])
-    command = _plan(tmp_path, study, "env LAUNCHED={ranks}").command(_plan(tmp_path, study).chosen[0])
+    command = plan_of(tmp_path, study, "env LAUNCHED={ranks}").command(plan_of(tmp_path, study).chosen[0])
     assert command[:2] == ["env", "LAUNCHED=1"], "a launcher starts the one process"
     plan = plan_study(study, tmp_path / "out")
     command = plan.command(plan.chosen[0])

@@ -24,17 +24,12 @@ from hybridnn.study.scaling import (
     weak_lines,
 )
 from hybridnn.study.statistics import Estimate, MeanDeviation
-from reference.finished_runs import load_line, made_study, measured_line, prediction_line, strong_study, write_run
+from reference.finished_runs import load_line, made_study, measured_line, prediction_line, write_run
 
 
 def _speed_ups(results: StudyResults) -> dict[str, tuple[float, str]]:
     """Speed-up and base of every point, by the id of its first cell."""
     return {name: (found.speed_up.value, found.base.cells[0].id) for name, found in compare_points(results).items()}
-
-
-@pytest.fixture(scope="module")
-def strong(tmp_path_factory: pytest.TempPathFactory) -> StudyResults:
-    return strong_study(tmp_path_factory.mktemp("strong"))
 
 
 def test_repeats_become_medians_with_intervals(strong: StudyResults) -> None:

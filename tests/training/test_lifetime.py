@@ -105,11 +105,8 @@ def train(grid=None):
 
 def trainer(number):
     made = train()
-    if number % 2:
+    if number % 2:  # the others are dropped
         made.free()
-
-def dropped_trainer(number):
-    train()
 
 def grid(number):
     ProcessGrid()
@@ -146,18 +143,17 @@ print(f"grew by {resident() - before:.1f} MB\\n", end="", flush=True)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
-    ("kind", "count"),
+    ("kind", "count", "most"),
     [
-        ("trainer", 2000),
-        ("dropped_trainer", 2000),
-        ("grid", 2000),
-        ("estimator", 2000),
-        ("writer", 2000),
-        ("freed_communicator", 600),
+        ("trainer", 1000, 10),
+        ("grid", 2000, 20),
+        ("estimator", 1000, 10),
+        ("writer", 1000, 10),
+        ("freed_communicator", 600, 20),
     ],
 )
-def test_a_loop_takes_the_same_memory(kind: str, count: int, ranks: int, tmp_path: Path) -> None:
-    """MPICH has 2,048 communicators: with some for each turn, the loop would end early."""
+def test_a_loop_takes_the_same_memory(kind: str, count: int, most: int, ranks: int, tmp_path: Path) -> None:
+    """MPICH has 2,048 communicators: with three for each turn, the loop would end early."""
     (tmp_path / "loop.py").write_text(LOOP)
     command = [sys.executable, "-W", "ignore", "loop.py", kind, str(count)]
     if ranks == 1:
@@ -167,4 +163,4 @@ def test_a_loop_takes_the_same_memory(kind: str, count: int, ranks: int, tmp_pat
     assert result.returncode == 0, result.stderr[-2000:]
     grown = [float(number) for number in re.findall(r"grew by (\S+) MB", result.stdout)]
     assert len(grown) == ranks
-    assert max(grown) <= 20, grown
+    assert max(grown) <= most, grown

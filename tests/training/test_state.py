@@ -92,16 +92,19 @@ def records(trainer: Trainer) -> dict[tuple[str, int], tuple[float, ...]]:
 
 
 class Drawn:
-    """A training drawn from a seed, run twice on the ranks of `comm`: without interruption, and with random ones."""
+    """A training drawn from a seed, run twice on the ranks of `comm`: without interruption, and with random ones.
+
+    Both have the same bits, unless the second has moved to another layout.
+    """
 
     def __init__(self, seed: int, comm: Any, layouts: list[Layout], settings: dict[str, Any], folder: Path) -> None:
         self.random, self.comm, self.layouts, self.settings = np.random.default_rng(seed), comm, layouts, settings
         self.folder, self.written, self.moved = folder, 0, False
-        draw = self.random.choice
+        draw, predicts = self.random.choice, settings.get("method") == "spectrain"
         self.case = Case(
             SIZES,
             classification=bool(draw(2)),
-            optimizer=str(draw(["momentum", "nesterov", "adam", "adamw", "rmsprop"])),
+            optimizer=str(draw(["momentum", "nesterov", "adam", "adamw", "rmsprop"][: -1 if predicts else 5])),
             schedule=str(draw(["constant", "cosine", "step"])),
             batch_size=int(draw([5, 8, 11])),
             seed=seed,
@@ -121,7 +124,7 @@ class Drawn:
         return trainer
 
     def interrupted(self) -> Trainer:
-        trainer = self.trainer(self.first)
+        layout, trainer = self.first, self.trainer(self.first)
         for samples, epochs in self.parts:
             end, checkpoint = trainer.progress.epoch + epochs, None
             while trainer.progress.epoch < end:
@@ -135,10 +138,12 @@ class Drawn:
                 elif action in ("checkpoint", "move"):
                     checkpoint = self.checkpoint(trainer)
                 if action == "move":
-                    before, trainer = trainer, self.trainer(self.layouts[self.random.choice(len(self.layouts))])
+                    before, old = trainer, layout
+                    layout = self.layouts[self.random.choice(len(self.layouts))]
+                    trainer = self.trainer(layout)
                     trainer.restore(checkpoint.read_into, checkpoint.manifest.progress)
                     trainer.history = before.history
-                    self.moved = True
+                    self.moved |= layout != old
         return trainer
 
     def fit(self, trainer: Trainer, samples: tuple[Array, Array], epochs: int) -> None:
@@ -181,7 +186,7 @@ def check_draw(seed: int, folder: Path) -> None:
     ranks = int(random.choice([2, 4] if is_stale else [1, 2, 4]))
     settings: dict[str, Any] = {}
     if is_stale:
-        method = str(random.choice(["pipedream", "ddg", "fr", "vanilla", "pipedream-vsync"]))
+        method = str(random.choice(["pipedream", "ddg", "fr", "vanilla", "pipedream-vsync", "spectrain"]))
         settings = {"method": method, "drain_every": int(random.integers(1, 4))}
 
     def program(comm: Any) -> None:
