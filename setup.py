@@ -82,7 +82,6 @@ setup(
     package_dir=DATA,
     package_data={
         "hybridnn": ["py.typed"],
-        "hybridnn.config": ["settings.toml"],
         "hybridnn.gpu": ["cuda/*.cu"],
         "hybridnn.drawing": ["page/*"],
         "hybridnn.datasets": ["*.npz"],

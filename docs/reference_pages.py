@@ -1,7 +1,7 @@
 """Parts of the pages that are generated from the package: settings, study files, commands, Python, algorithms.
 
 ``python docs/reference_pages.py`` writes them into the pages, between lines ``<!-- generated: NAME -->`` and
-``<!-- end of NAME -->``, and the example of settings into its page.
+``<!-- end of NAME -->``.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from importlib import import_module
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -49,10 +50,10 @@ CODE = re.compile(r"``(.+?)``|`(.+?)`")
 
 
 def settings_table() -> str:
-    """A table for every section of the settings."""
+    """A table for every section of the settings, with the first sentences of their descriptions."""
     parts = []
     for section, rows in groupby(settings(), lambda row: row.name.rpartition(".")[0]):
-        parts += [f"## [{section}]", _rows("setting", rows)]
+        parts += [f"## [{section}]", _rows("setting", (replace(row, description=row.summary) for row in rows))]
     return "\n\n".join(parts)
 
 

@@ -70,10 +70,12 @@ def setting_values(name: str) -> Callable[[str], list[str]]:
 
 def _values(name: str, incomplete: str) -> list[str]:
     """Values of a setting that begin so, where it allows only a few."""
-    from hybridnn.config.reference import allowed_values
+    from hybridnn.config.reference import settings
     from hybridnn.data import catalogue
 
-    values = list(catalogue()) if name == "data.name" else allowed_values(name)
+    values = {row.name: row.choices for row in settings()}.get(name, [])
+    if name == "data.name":
+        values = list(catalogue())
     return [value for value in values if value.startswith(incomplete.lower())]
 
 

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,8 +19,6 @@ from hybridnn.cli.options import (
     OutputFormat,
     Overrides,
     Ranks,
-    dataset_names,
-    method_names,
     option,
     setting_values,
 )
@@ -30,12 +28,9 @@ from hybridnn.errors import SettingError, one_line
 from hybridnn.utils.processes import paused_collector
 
 with paused_collector():
+    from hybridnn.config.reference import DEFAULTS
+    from hybridnn.config.reference import settings as all_settings
     from hybridnn.config.settings import Settings, load_settings
-    from hybridnn.data.table_file import Categories, Missing
-    from hybridnn.nn.optimizers import optimizers
-    from hybridnn.pipeline.schedules.methods import METHODS
-    from hybridnn.training.config import OPTIONS
-    from hybridnn.utils.settings_models import by_dotted_name
     from hybridnn.utils.text import command_argument
 
 if TYPE_CHECKING:
@@ -46,33 +41,24 @@ TABLES = (".csv", ".tsv", ".txt", ".parquet", ".npz", ".npy", ".xlsx", ".gz")
 """Endings of files with samples, for what is given in place of a settings file."""
 Override = str | None  # a short option, parsed to the text that ``--set`` takes
 
-DEFAULTS = by_dotted_name(Settings().model_dump())
-"""Default values of the settings by their names."""
+
+ROWS = {row.name: row for row in all_settings()}
 
 
-def _setting(
-    setting: str,
-    text: str = "",
-    metavar: str = "N",
-    value: Callable[[str], str] = str,
-    names: Callable[[str], list[str]] | None = None,
-    default: str = "",
-) -> Any:
-    """Declare a short option of a setting, with the default of the setting, or else `default` in its place.
-
-    `text` has no full stop, and is empty for an option of `TrainConfig`, which has one. `value` makes TOML of what is
-    given, and `names` completes it in a shell.
-    """
+def _setting(setting: str, metavar: str = "N", value: Callable[[str], str] = str) -> Any:
+    """Declare a short option of a setting, with its description and default; `value` makes TOML of what is given."""
 
     def parse(given: str) -> str:
         return f"{setting}={value(given)}"
 
-    text = text or OPTIONS[setting.rpartition(".")[2]].metadata["help"].rstrip(".")
-    value_of = DEFAULTS.get(setting)
-    if value_of not in (None, ()):
-        default = ",".join(map(str, value_of)) if isinstance(value_of, tuple) else str(value_of)
-    text += f" ({setting}; default: {default})." if default else f" ({setting})."
-    return typer.Option(help=text, metavar=metavar, parser=parse, autocompletion=names, show_default=False)
+    text, default = ROWS[setting].summary.replace("`", "").rstrip("."), DEFAULTS.get(setting)
+    if names := [choice for choice in ROWS[setting].choices if choice not in ("true", "false")]:
+        text += f": {', '.join(names)}"
+    shown = ",".join(map(str, default)) if isinstance(default, tuple) else default
+    text += f" ({setting}; default: {'none' if shown in (None, '') else shown})."
+    return typer.Option(
+        help=text, metavar=metavar, parser=parse, autocompletion=setting_values(setting), show_default=False
+    )
 
 
 def _text(text: str) -> str:
@@ -103,80 +89,24 @@ def _is_auto(text: str) -> str:
 def train(
     config: Config = None,
     overrides: Overrides = None,
-    data: Annotated[
-        Override,
-        _setting(
-            "data.name",
-            "A data set that hybridnn data list shows, or synthetic",
-            "NAME",
-            _text,
-            dataset_names,
-        ),
-    ] = None,
-    file: Annotated[
-        Override, _setting("data.file", "A .csv, .parquet or .npz file, in place of a data set", "PATH", _text)
-    ] = None,
-    targets: Annotated[
-        Override, _setting("data.targets", "Target columns, required for a table", "NAME,...", _names)
-    ] = None,
-    drop: Annotated[
-        Override,
-        _setting("data.drop_columns", "Columns of a table that are left out", "NAME,...", _names, default="none"),
-    ] = None,
-    missing: Annotated[
-        Override,
-        _setting(
-            "data.missing",
-            f"Missing values of a table: {', '.join(get_args(Missing))}",
-            "NAME",
-            _text,
-            setting_values("data.missing"),
-        ),
-    ] = None,
-    categories: Annotated[
-        Override,
-        _setting(
-            "data.categories",
-            f"Input columns of text: {', '.join(get_args(Categories))}",
-            "NAME",
-            _text,
-            setting_values("data.categories"),
-        ),
-    ] = None,
-    hidden: Annotated[Override, _setting("model.hidden", "Widths of the hidden layers", "SIZES", _sizes)] = None,
-    epochs: Annotated[Override, _setting("training.epochs", "Passes over the training samples")] = None,
+    data: Annotated[Override, _setting("data.name", "NAME", _text)] = None,
+    file: Annotated[Override, _setting("data.file", "PATH", _text)] = None,
+    targets: Annotated[Override, _setting("data.targets", "NAME,...", _names)] = None,
+    drop: Annotated[Override, _setting("data.drop_columns", "NAME,...", _names)] = None,
+    missing: Annotated[Override, _setting("data.missing", "NAME", _text)] = None,
+    categories: Annotated[Override, _setting("data.categories", "NAME", _text)] = None,
+    hidden: Annotated[Override, _setting("model.hidden", "SIZES", _sizes)] = None,
+    epochs: Annotated[Override, _setting("training.epochs")] = None,
     batch_size: Annotated[Override, _setting("training.batch_size")] = None,
     seed: Annotated[Override, _setting("training.seed")] = None,
-    optimizer: Annotated[
-        Override,
-        _setting(
-            "optimizer.name",
-            f"Optimizer: {', '.join(kind.name for kind in optimizers())}",
-            "NAME",
-            _text,
-            setting_values("optimizer.name"),
-        ),
-    ] = None,
-    lr: Annotated[Override, _setting("optimizer.lr", "Learning rate; other optimizers have others", "RATE")] = None,
-    pipeline: Annotated[
-        Override, _setting("parallel.pipeline", "Pipeline stages, or all ranks if only --method is given")
-    ] = None,
-    method: Annotated[
-        Override, _setting("parallel.method", f"Pipeline method: {', '.join(METHODS)}", "NAME", _text, method_names)
-    ] = None,
-    batch: Annotated[
-        Override, _setting("parallel.batch", "Ranks that share the samples", default="all remaining ranks")
-    ] = None,
-    model: Annotated[Override, _setting("parallel.model", "Ranks that every layer is split over")] = None,
-    layout: Annotated[
-        Override,
-        _setting(
-            "parallel.auto", "With auto, the fastest exact layout that the machine file predicts", "auto", _is_auto
-        ),
-    ] = None,
-    out: Annotated[
-        Override, _setting("output.folder", "The run folder", "FOLDER", _text, default="a new one in runs/")
-    ] = None,
+    optimizer: Annotated[Override, _setting("optimizer.name", "NAME", _text)] = None,
+    lr: Annotated[Override, _setting("optimizer.lr", "RATE")] = None,
+    pipeline: Annotated[Override, _setting("parallel.pipeline")] = None,
+    method: Annotated[Override, _setting("parallel.method", "NAME", _text)] = None,
+    batch: Annotated[Override, _setting("parallel.batch")] = None,
+    model: Annotated[Override, _setting("parallel.model")] = None,
+    layout: Annotated[Override, _setting("parallel.auto", "auto", _is_auto)] = None,
+    out: Annotated[Override, _setting("output.folder", "FOLDER", _text)] = None,
     resume: Annotated[
         str | None,
         option(
@@ -275,7 +205,5 @@ def _require_fitting_layout(settings: Settings | None, resume: str | None, chang
 
 def settings(key: Key = None, output_format: OutputFormat = "text") -> None:
     """List the settings of a training, with what each allows and its default."""
-    from hybridnn.config.reference import settings as all_settings
-
     with first_rank_alone():
-        print_settings(all_settings(), key, "setting", output_format)
+        print_settings(list(ROWS.values()), key, "setting", output_format)

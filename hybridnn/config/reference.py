@@ -1,7 +1,6 @@
 """Reference of the settings and of the keys of other files: allowed values, defaults and descriptions.
 
-The annotations by which the program checks values say what is allowed. Descriptions are the comments of
-``settings.toml`` beside this module, an example with every default.
+All of it is in the annotations by which the program checks values.
 """
 
 from __future__ import annotations
@@ -10,20 +9,17 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from hybridnn.config.settings import Settings
-from hybridnn.utils.checks import OneOf, allowed_text, base_type, type_hints
-from hybridnn.utils.settings_models import FieldsOf
+from hybridnn.utils.checks import OneOf, allowed_text, base_type, description, type_hints
+from hybridnn.utils.settings_models import FieldsOf, by_dotted_name
 
-EXAMPLE = Path(__file__).with_name("settings.toml")
-COMMENT = re.compile(r"^(?:# )?(?P<key>\w+) = .*? +# (?P<text>.*)$|^(?:# )?\[(?P<section>[\w.]+)\]")
-CHOICES = re.compile(r'; "\w[\w", -]*$')
-"""Other values at the end of a comment, which the table has in a column of its own."""
+DEFAULTS = by_dotted_name(Settings().model_dump())
+"""Default values of the settings by their names."""
 
 
 @dataclass(frozen=True)
@@ -35,39 +31,63 @@ class Setting:
     default: str
     description: str
 
+    @property
+    def summary(self) -> str:
+        """The first sentence of the description."""
+        return re.split(r"(?<=\.) (?=[^a-z])", self.description)[0]
+
+    @property
+    def choices(self) -> list[str]:
+        """The values, where only a few are allowed."""
+        return re.findall(r"`([^`]+)`", self.allowed) + (["true", "false"] if "true or false" in self.allowed else [])
+
 
 def settings() -> list[Setting]:
-    """All settings: names, allowed values and defaults by the types that check them, descriptions of the example."""
-    rows = [row for section, info in Settings.model_fields.items() for row in _rows(section, info, _comments())]
+    """All settings: names, allowed values, defaults and descriptions."""
+    rows = [row for section, info in Settings.model_fields.items() for row in _rows(section, info)]
     order = list(dict.fromkeys(row.name.rpartition(".")[0] for row in rows))
     return sorted(rows, key=lambda row: order.index(row.name.rpartition(".")[0]))
 
 
-def _rows(name: str, info: FieldInfo, comments: Mapping[str, str]) -> Iterator[Setting]:
+def _rows(name: str, info: FieldInfo) -> Iterator[Setting]:
     """The setting of a field, or those of the section or of the dataclasses that are its value."""
     kind: Any = info.annotation
     if of := next((item for item in info.metadata if isinstance(item, FieldsOf)), None):
-        if len(of.kinds) > 1:
-            names = [kind.name for kind in of.kinds]
-            yield _setting(f"{name}.name", Annotated[str, OneOf(tuple(names))], _shown(names[0]), comments)
-        hints = {key: hint for kind in reversed(of.kinds) for key, hint in type_hints(kind).items()}
+        kinds: Any = of.kinds
+        if len(kinds) > 1:
+            names = tuple(kind.name for kind in kinds)
+            yield _setting(f"{name}.name", Annotated[str, OneOf(names)], _shown(names[0]), description(_kind(info)))
         for key in of.keys:
-            if key != "name" or len(of.kinds) == 1:
-                yield _setting(f"{name}.{key}", hints[key], _defaults(key, of.kinds), comments)
+            if key != "name" or len(kinds) == 1:
+                hints = {kind: type_hints(kind)[key] for kind in kinds if key in type_hints(kind)}
+                first, *_ = hints.values()
+                yield _setting(f"{name}.{key}", first, _defaults(key, kinds), _texts(hints, kinds))
     elif isinstance(kind, type) and issubclass(kind, BaseModel):
         for key, inner in kind.model_fields.items():
-            yield from _rows(f"{name}.{key}", inner, comments)
+            yield from _rows(f"{name}.{key}", inner)
     else:
-        yield _setting(name, _kind(info), _shown(info.default), comments)
+        yield _setting(name, _kind(info), _shown(DEFAULTS[name]))
+
+
+def _texts(hints: Mapping[type[Any], Any], kinds: Sequence[type[Any]]) -> str:
+    """What a field is in every dataclass that has it; with their names, unless it is the same in all `kinds`."""
+    of: dict[str, list[str]] = {}
+    for kind, hint in hints.items():
+        of.setdefault(description(hint), []).append(getattr(kind, "name", ""))
+    text, *others = of
+    if not others and len(hints) == len(kinds):
+        return text
+    texts = [f"of {', '.join(names)}: {text[:1].lower()}{text[1:].rstrip('.')}" for text, names in of.items()]
+    return f"O{'; '.join(texts)[1:]}."
 
 
 def _kind(info: FieldInfo) -> Any:
     return Annotated[(info.annotation, *info.metadata)] if info.metadata else info.annotation
 
 
-def _setting(name: str, kind: Any, default: str, comments: Mapping[str, str]) -> Setting:
+def _setting(name: str, kind: Any, default: str, text: str = "") -> Setting:
     allowed = re.sub(r"'([^']*)'", r"`\1`", allowed_text(kind))
-    return Setting(name, allowed, default, comments.get(name, ""))
+    return Setting(name, allowed, default, text or description(kind))
 
 
 def _shown(default: object) -> str:
@@ -81,31 +101,12 @@ def _defaults(key: str, kinds: Sequence[type[Any]]) -> str:
     return "; ".join([first, *(f"{kind.name}: {text}" for kind, text in shown.items() if text != first)])
 
 
-def allowed_values(name: str) -> list[str]:
-    """The values of a setting that allows only a few."""
-    allowed = next((row.allowed for row in settings() if row.name == name), "")
-    return re.findall(r"`([^`]+)`", allowed) + (["true", "false"] if "true or false" in allowed else [])
-
-
-def _comments() -> dict[str, str]:
-    """The comments behind the settings of the example."""
-    found, section = {}, ""
-    for line in EXAMPLE.read_text(encoding="utf-8").splitlines():
-        if match := COMMENT.match(line):
-            if match["section"]:
-                section = match["section"]
-            else:
-                text = CHOICES.sub("", match["text"])
-                found[f"{section}.{match['key']}"] = f"{text[0].upper()}{text[1:]}."
-    return found
-
-
 def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[Setting]:
     """All keys of a file, by the model that checks it; ``[]`` stands for elements."""
     for key, info in sorted(model.model_fields.items(), key=lambda item: not item[1].is_required()):
         kind = _kind(info)
         default = "required" if info.is_required() else _shown(None if info.default_factory else info.default)
-        yield _setting(prefix + key, kind, default, {prefix + key: info.description or ""})
+        yield _setting(prefix + key, kind, default, info.description or "")
         for inner, suffix in ((kind, ""), (next(iter(get_args(base_type(kind))), None), "[]")):
             if isinstance(of := base_type(inner), type) and issubclass(of, BaseModel):
                 yield from keys_of(of, f"{prefix}{key}{suffix}.")

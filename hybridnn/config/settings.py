@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +29,7 @@ from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS, too_few_stages
 from hybridnn.training.config import OPTIONS, PIPELINE_OPTIONS, SETTING_NAMES, DeviceOptions, TrainConfig
 from hybridnn.training.records import MONITORS
-from hybridnn.utils.checks import Count, OneOf, Range, Seed, refused
+from hybridnn.utils.checks import Count, OneOf, Range, Seed, description, refused, type_hints
 from hybridnn.utils.files import FileError, LargeIntegerError, parse_toml, read_toml
 from hybridnn.utils.settings_models import (
     Counts,
@@ -47,13 +47,15 @@ from hybridnn.utils.text import shown_path
 
 TABLE_OPTIONS = tuple(option.name for option in fields(TableOptions))
 TABLE_KEYS = frozenset({"targets", "inputs", *TABLE_OPTIONS})
+OF_TABLES = {name: description(kind) for name, kind in type_hints(TableOptions).items()}
+"""Descriptions of the options of tables."""
 
 SectionType = TypeVar("SectionType", bound=type[Section])
 
 
 def with_options(name: str) -> Callable[[SectionType], SectionType]:
     """Class decorator: add the options of `TrainConfig` in a section of settings files as fields."""
-    hints = get_type_hints(TrainConfig, include_extras=True)
+    hints = type_hints(TrainConfig)
     keys = [key for key, item in OPTIONS.items() if item.metadata["section"] == name]
 
     def add(section: SectionType) -> SectionType:
@@ -79,12 +81,15 @@ class ParallelSettings(Section):
     A method that is set without `pipeline` sets the number of stages: see `with_stages`.
     """
 
-    pipeline: Count = 1
-    batch: Count | None = None
-    model: Count = 1
-    # batch and model ranks of every stage, for stages of different width; excludes `pipeline`, `batch` and `model`
-    stages: Annotated[tuple[StageSettings, ...], BeforeValidator(list_as_tuple)] = ()
-    auto: bool = False  # the fastest exact layout by the machine file; keys that are set constrain the choice
+    pipeline: Annotated[Count, "Pipeline stages; with a method alone: all ranks that batch and model leave."] = 1
+    batch: Annotated[Count | None, "Ranks that share the samples; none: all that pipeline and model leave."] = None
+    model: Annotated[Count, "Ranks that every layer is split over."] = 1
+    stages: Annotated[
+        tuple[StageSettings, ...],
+        BeforeValidator(list_as_tuple),
+        "Ranks of every stage, as `[{batch = 2}, {model = 2}]`, in place of pipeline, batch and model.",
+    ] = ()
+    auto: Annotated[bool, "The fastest exact layout that the machine file predicts. What is set is kept."] = False
 
     def foreign_keys(self) -> frozenset[str]:
         """Keys that `stages` excludes, or that have no effect on one stage."""
@@ -156,23 +161,32 @@ def _csv(given: Any) -> Any:
 class DataSettings(Section):
     """``[data]``: a named data set or a file, and its distribution to the ranks."""
 
-    name: Text | None = None  # ``"digits"`` by default, None if `file` is given
-    file: FilePath | None = None
-    targets: Texts = ()
-    inputs: Texts = ()  # by default all that are no targets; a run writes their names to its ``config.toml``
-    # from here to `unknown_categories` as for `TableOptions`
-    csv: Annotated[dict[str, Any] | None, BeforeValidator(_csv)] = None
-    text_columns: Texts = ()
-    drop_columns: Texts = ()
-    missing: Missing = TableOptions.missing
-    missing_targets: Literal["error", "drop"] = TableOptions.missing_targets
-    categories: Categories = TableOptions.categories
-    unknown_categories: Literal["error", "zeros"] = TableOptions.unknown_categories
-    rows: Count | None = None  # the first training samples; 10,000 of generated data by default
-    standardize: bool = True
-    test_fraction: Annotated[float, Range(at_least=0, below=1)] = 0.2  # of data without a test split
-    split_seed: Seed | None = None  # of the choice of test and validation samples; by default that of the training
-    validation_fraction: Annotated[float, Range(at_least=0, below=1)] = 0.0  # of the training samples
+    name: Annotated[Text | None, "Data set that `hybridnn data list` shows, or `synthetic`."] = None
+    file: Annotated[FilePath | None, "A .csv, .parquet or .npz file, in place of a data set."] = None
+    targets: Annotated[Texts, "Target columns, required for a table."] = ()
+    inputs: Annotated[Texts, "Input columns of a table; none: all others."] = ()
+    csv: Annotated[dict[str, Any] | None, BeforeValidator(_csv), OF_TABLES["csv"]] = None
+    text_columns: Annotated[Texts, OF_TABLES["text_columns"]] = ()
+    drop_columns: Annotated[Texts, OF_TABLES["drop_columns"]] = ()
+    missing: Annotated[Missing, OF_TABLES["missing"]] = TableOptions.missing
+    missing_targets: Annotated[Literal["error", "drop"], OF_TABLES["missing_targets"]] = TableOptions.missing_targets
+    categories: Annotated[Categories, OF_TABLES["categories"]] = TableOptions.categories
+    unknown_categories: Annotated[Literal["error", "zeros"], OF_TABLES["unknown_categories"]] = (
+        TableOptions.unknown_categories
+    )
+    rows: Annotated[Count | None, "Only the first training samples; none: all, 10,000 of synthetic."] = None
+    standardize: Annotated[bool, "Shift and scale by the statistics of the training samples."] = True
+    test_fraction: Annotated[
+        float, Range(at_least=0, below=1), "Test samples, where the data have no test split; 0 trains on all."
+    ] = 0.2
+    split_seed: Annotated[
+        Seed | None, "Seed of the choice of test and validation samples, in place of training.seed."
+    ] = None
+    validation_fraction: Annotated[
+        float,
+        Range(at_least=0, below=1),
+        "Training samples on which epochs are evaluated, in place of the test samples.",
+    ] = 0.0
     synthetic: Annotated[SyntheticSpec, FieldsOf(SyntheticSpec)] = SyntheticSpec()
 
     def foreign_keys(self) -> frozenset[str]:
@@ -235,11 +249,13 @@ class DataSettings(Section):
 class ModelSettings(Section):
     """``[model]``: the multi-layer perceptron; its numbers of inputs and outputs follow from the data."""
 
-    hidden: Counts = (256, 256)
-    activation: Activation = "relu"
-    residual: bool = False
-    loss: Loss = "auto"
-    initializer: Initializer = "auto"
+    hidden: Annotated[Counts, "Widths of the hidden layers."] = (256, 256)
+    activation: Annotated[Activation, "Function of the hidden layers."] = "relu"
+    residual: Annotated[bool, "Hidden layers of equal width compute h + f(h)."] = False
+    loss: Annotated[Loss, "The loss; auto: `cross_entropy` for labels, `mse` for numbers."] = "auto"
+    initializer: Annotated[
+        Initializer, "Initial weights; auto: `he` for relu, `lecun` for selu, `glorot` for the others."
+    ] = "auto"
 
     @property
     def task(self) -> Task | None:
@@ -264,21 +280,28 @@ class ModelSettings(Section):
 class TrainingSettings(Section):
     """``[training]``: duration, minibatches, precision, evaluation and checkpoints."""
 
-    epochs: Count = 10
-    checkpoint_every: Interval | None = None  # asynchronous methods write them when the pipeline drains next
-    keep: Count = 3
-    # evaluated epochs without a better value of the validation split, `monitor`, after which the training ends; the
-    # weights of the run are then those of the best epoch
-    patience: Count | None = None
-    monitor: Annotated[str, OneOf(("auto", *MONITORS))] = "auto"  # ``"auto"`` is accuracy or R²
+    epochs: Annotated[Count, "Passes over the training samples."] = 10
+    checkpoint_every: Annotated[
+        Interval | None,
+        "Steps between two checkpoints, or seconds. An asynchronous method writes them when the pipeline drains next.",
+    ] = None
+    keep: Annotated[Count, "Newest checkpoints that are kept, fewer on a small disk."] = 3
+    patience: Annotated[
+        Count | None,
+        "Evaluated epochs without a better one on the validation samples, after which the training ends. The weights "
+        "are then those of the best epoch.",
+    ] = None
+    monitor: Annotated[str, OneOf(("auto", *MONITORS)), "Value that makes an epoch better; auto: accuracy or R²."] = (
+        "auto"
+    )
 
 
 @with_options("output")
 class OutputSettings(Section):
     """``[output]``: run folder, by default a new one in ``runs/``, logging, trace, stalls."""
 
-    folder: FilePath | None = None
-    trace: bool = False
+    folder: Annotated[FilePath | None, "Run folder; none: a new one in runs/."] = None
+    trace: Annotated[bool, "Write trace.json, the instructions of all ranks."] = False
 
 
 class Settings(Section):
@@ -287,8 +310,8 @@ class Settings(Section):
     data: DataSettings = DataSettings()
     model: ModelSettings = ModelSettings()
     training: TrainingSettings = TrainingSettings()
-    optimizer: Annotated[Optimizer, FieldsOf(*optimizers(), others=installed_optimizers)] = SGD()
-    schedule: Annotated[LearningRateSchedule, FieldsOf(*SCHEDULES)] = Constant()
+    optimizer: Annotated[Optimizer, FieldsOf(*optimizers(), others=installed_optimizers), "Update rule."] = SGD()
+    schedule: Annotated[LearningRateSchedule, FieldsOf(*SCHEDULES), "Learning rate by epoch."] = Constant()
     parallel: ParallelSettings = ParallelSettings()
     device: Annotated[DeviceOptions, FieldsOf(DeviceOptions)] = DeviceOptions()
     output: OutputSettings = OutputSettings()

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.utils.checks import Count, OneOf, Range, require_fields, require_whole
+from hybridnn.utils.checks import Count, OneOf, Range, described, require_fields, require_whole
 
 from .dataset import Dataset, DatasetInfo
 from .rows import TASKS, Task, check_indices
@@ -40,24 +40,20 @@ class _Stream(IntEnum):
     MEANS = 4
 
 
+@described
 @dataclass(frozen=True)
 class SyntheticSpec:
-    """Parameters of generated data.
+    """Parameters of generated data."""
 
-    Parameters
-    ----------
-    task : {'regression', 'classification'}
-        A random teacher network, or Gaussian clusters of unit variance, one per class.
-    test_samples : int
-        Size of the test split; there is none if it is 0.
-    inputs, outputs : int
-        Inputs per sample; target columns or classes.
-    """
-
-    task: Annotated[Task, OneOf(TASKS)] = "regression"
-    test_samples: Annotated[int, Range(at_least=0)] = 2_000
-    inputs: Count = 16
-    outputs: Count = 2
+    task: Annotated[
+        Task,
+        OneOf(TASKS),
+        "Kind of the targets. Those of `regression` are of a random teacher network; `classification` has Gaussian "
+        "clusters of unit variance, one per class.",
+    ] = "regression"
+    test_samples: Annotated[int, Range(at_least=0), "Size of the test split; 0: there is none."] = 2_000
+    inputs: Annotated[Count, "Inputs per sample."] = 16
+    outputs: Annotated[Count, "Target columns, or classes."] = 2
 
     def __post_init__(self) -> None:
         """Check the values."""

@@ -13,10 +13,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from hybridnn.errors import DataError, SettingError, one_line
-from hybridnn.utils.checks import nearest, require_choice, require_type, require_whole, with_advice
+from hybridnn.utils.checks import (
+    Checked,
+    described,
+    nearest,
+    require_fields,
+    require_type,
+    require_whole,
+    with_advice,
+)
 from hybridnn.utils.files import memory_bytes, open_regular
 from hybridnn.utils.text import NAMES_SHOWN, alike, column_list, printable, shown_path
 
@@ -115,51 +123,52 @@ def _checked(key: str, value: Any) -> Any:
     return value
 
 
-@with_advice(
-    {"drop": "did you mean drop_columns?", **{key: f"give csv={{{new!r}: …}}" for key, new in FORMER_KEYS.items()}}
-)
-@dataclass(frozen=True, kw_only=True)
-class TableOptions:
-    """How a table is read; the fields are those of ``[data]`` with the same names.
-
-    Parameters
-    ----------
-    csv : mapping of str
-        Arguments of `pandas.read_csv` for a file of text, of those in `CSV_KEYS`. By default, the separator is found
-        among comma, semicolon, tab and vertical bar, the encoding is UTF-8, or UTF-16 where the first bytes are so, and
-        a first line that seems to hold data is refused. With ``header`` None, the names are 0, 1 and so on.
-    text_columns, drop_columns : str or sequence of str
-        Columns that hold text although their cells are numbers, such as postcodes; columns that are left out.
-    missing : {'error', 'drop', 'mean'}
-        Missing values are refused, or their rows are left out, or those of inputs are replaced by the mean of the
-        training samples.
-    missing_targets : {'error', 'drop'}
-        Rows without a target are refused or left out; ``missing = "drop"`` leaves them out too.
-    categories : {'error', 'one-hot'}
-        Input columns of text are refused, or become one input per value: 1 where the column has the value, else 0.
-    unknown_categories : {'error', 'zeros'}
-        A value that the training data did not have is refused, or all inputs of its column are 0.
-    """
-
-    csv: Csv = field(default_factory=dict)
-    text_columns: str | Sequence[str] = ()
-    drop_columns: str | Sequence[str] = ()
-    missing: Missing = "error"
-    missing_targets: Literal["error", "drop"] = "error"
-    categories: Categories = "error"
-    unknown_categories: Literal["error", "zeros"] = "error"
-
-    def __post_init__(self) -> None:
-        for name, kind in get_type_hints(TableOptions).items():
-            if choices := [choice for choice in get_args(kind) if isinstance(choice, str)]:
-                require_choice(f"data.{name}", getattr(self, name), choices)
-        for name, made in (("csv", checked_csv), ("text_columns", as_names), ("drop_columns", as_names)):
-            object.__setattr__(self, name, made(getattr(self, name)))
-
-
 def as_names(names: str | Sequence[str]) -> tuple[str, ...]:
     """Names of columns in Unicode's form NFC; a text is one name, and not a sequence of letters."""
     return tuple(unicodedata.normalize("NFC", name) for name in ((names,) if isinstance(names, str) else names))
+
+
+NAMES = Checked(as_names, "a name, or a list of names")
+
+
+@with_advice(
+    {"drop": "did you mean drop_columns?", **{key: f"give csv={{{new!r}: …}}" for key, new in FORMER_KEYS.items()}}
+)
+@described
+@dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """How a table is read; the fields are those of ``[data]`` with the same names."""
+
+    csv: Annotated[
+        Csv,
+        Checked(checked_csv, "a table of keys of pandas.read_csv"),
+        "How a file of text is read: keys of pandas.read_csv. By default, the separator is found among comma, "
+        "semicolon, tab and vertical bar, the encoding is UTF-8, or UTF-16 where the first bytes are so, and a first "
+        "line that seems to hold data is refused. With `header` None, the names are 0, 1 and so on.",
+    ] = field(default_factory=dict)
+    text_columns: Annotated[
+        str | Sequence[str], NAMES, "Columns that hold text although their cells are numbers, such as postcodes."
+    ] = ()
+    drop_columns: Annotated[str | Sequence[str], NAMES, "Columns of a table that are left out."] = ()
+    missing: Annotated[
+        Missing,
+        "Missing values of a table; mean: inputs become means of the training samples. `drop` leaves out their rows.",
+    ] = "error"
+    missing_targets: Annotated[
+        Literal["error", "drop"],
+        'Rows without a target. They are refused or left out; `missing = "drop"` leaves them out too.',
+    ] = "error"
+    categories: Annotated[
+        Categories,
+        "Input columns of text; one-hot: an input of each value, 1 where the column has it, else 0.",
+    ] = "error"
+    unknown_categories: Annotated[
+        Literal["error", "zeros"],
+        "Values that the training data did not have; zeros: all inputs of the column are 0.",
+    ] = "error"
+
+    def __post_init__(self) -> None:
+        require_fields("data", self)
 
 
 def require_names(called: str, names: Sequence[str], hint: str = "") -> None:

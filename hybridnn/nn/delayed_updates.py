@@ -4,35 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from hybridnn.errors import SettingError
 from hybridnn.nn.kernels import Array
-from hybridnn.nn.optimizers import OTHER_NAMES, OTHER_NAMES_OF_ADAM, SGD, Adam, Optimizer, OptimizerState
-from hybridnn.utils.checks import BelowOne, Count, Positive, with_advice
+from hybridnn.nn.optimizers import (
+    OTHER_NAMES,
+    OTHER_NAMES_OF_ADAM,
+    SGD,
+    Adam,
+    LearningRate,
+    Momentum,
+    Optimizer,
+    OptimizerState,
+)
+from hybridnn.utils.checks import BelowOne, Count, described, with_advice
 
 
 @with_advice(OTHER_NAMES)
+@described
 @dataclass(frozen=True)
 class SpikeSGD(Optimizer):
     """Momentum with spike compensation of delayed gradients (Kosson et al. 2021, Pipelined backpropagation at scale).
 
     A gradient that comes D updates late is applied at once as much as it would have been until then. Without a delay
-    this is `SGD`.
-
-    Parameters
-    ----------
-    lr : float
-        Learning rate.
-    momentum : float
-        Factor on the velocity, 0 < momentum < 1.
+    this is `SGD`. The momentum is above 0.
     """
 
     name = "sgd-spike"
 
-    lr: Positive = 0.005
-    momentum: BelowOne = 0.9
+    lr: LearningRate = 0.005
+    momentum: Momentum = 0.9
 
     slot_names = ("velocity",)
     predicts_weights = True
@@ -78,8 +82,8 @@ class _PipeMare(Optimizer):
     update without a delay, the first after a drain, begins the mean anew.
     """
 
-    annealing_updates: Count = 1000
-    discrepancy_decay: BelowOne = 0.5
+    annealing_updates: Annotated[Count, "Updates until delays no longer lower the rate, K in the paper."] = 1000
+    discrepancy_decay: Annotated[BelowOne, "Decay of the mean weight difference over one delay, D in the paper."] = 0.5
 
     predicts_weights = True
 
@@ -115,13 +119,10 @@ class _PipeMare(Optimizer):
 
 
 @with_advice(OTHER_NAMES)
+@described
 @dataclass(frozen=True)
 class PipeMareSGD(_PipeMare, SGD):
-    """PipeMare on `SGD` (Yang et al. 2021, PipeMare: asynchronous pipeline parallel DNN training, section 3).
-
-    The fields are those of `SGD` and the two of PipeMare: `annealing_updates`, K in the paper, and
-    `discrepancy_decay`, D in the paper.
-    """
+    """PipeMare on `SGD` (Yang et al. 2021, PipeMare: asynchronous pipeline parallel DNN training, section 3)."""
 
     name = "sgd-pipemare"
 
@@ -132,6 +133,7 @@ class PipeMareSGD(_PipeMare, SGD):
 
 
 @with_advice(OTHER_NAMES_OF_ADAM)
+@described
 @dataclass(frozen=True)
 class PipeMareAdam(_PipeMare, Adam):
     """PipeMare on `Adam`, as `PipeMareSGD`."""

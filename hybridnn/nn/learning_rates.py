@@ -7,10 +7,12 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import pairwise
 from math import cos, pi
-from typing import Protocol
+from typing import Annotated, Protocol
 
 from hybridnn.errors import SettingError
-from hybridnn.utils.checks import AtLeastZero, Count, Positive, require_fields, with_advice
+from hybridnn.utils.checks import AtLeastZero, Count, Positive, described, require_fields, with_advice
+
+Warmup = Annotated[AtLeastZero, "Epochs of the rise from 0."]
 
 
 class LearningRateSchedule(Protocol):
@@ -34,22 +36,18 @@ class Constant:
 
 
 @with_advice({"gamma": "did you mean factor?", "*": "give the milestones as a list, as in Step([5, 8])"})
+@described
 @dataclass(frozen=True)
 class Step:
-    """The rate is multiplied by `factor` after each milestone.
-
-    Attributes
-    ----------
-    milestones : tuple of int
-        Completed epochs at which the rate changes, ascending: (150, 225) changes it after 150 and after 225 epochs.
-    factor : float
-        Above 0.
-    """
+    """The rate is multiplied by `factor` after each milestone."""
 
     name = "step"
 
-    milestones: tuple[Count, ...] = ()
-    factor: Positive = 0.1
+    milestones: Annotated[
+        tuple[Count, ...],
+        "Completed epochs at which the rate changes, ascending. [150, 225] changes it after 150 and after 225 epochs.",
+    ] = ()
+    factor: Annotated[Positive, "Factor of each change."] = 0.1
 
     def __post_init__(self) -> None:
         require_fields("schedule", self)
@@ -67,7 +65,7 @@ class Step:
 class _WarmUp(ABC):
     """A rise from 0 to the base rate, then a fall to 0 at the last update."""
 
-    warmup_epochs: AtLeastZero = 0.0  # epochs of the rise
+    warmup_epochs: Warmup = 0.0
 
     def __post_init__(self) -> None:
         require_fields("schedule", self)
@@ -85,19 +83,21 @@ class _WarmUp(ABC):
 
 
 @with_advice({})
+@described
 @dataclass(frozen=True)
 class WarmupLinear(_WarmUp):
     """From 0 to the base rate in `warmup_epochs`, then linearly to 0 at the last update."""
 
     name = "warmup-linear"
 
-    warmup_epochs: AtLeastZero = 1.0
+    warmup_epochs: Warmup = 1.0
 
     def _falling(self, progress: float) -> float:
         return 1.0 - progress
 
 
 @with_advice({})
+@described
 @dataclass(frozen=True)
 class Cosine(_WarmUp):
     """Optional warm-up, then half a cosine from the base rate to 0 (Loshchilov and Hutter 2017)."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import sqrt
 from types import MappingProxyType
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from hybridnn.utils.checks import (
     BelowOne,
     Fraction,
     Positive,
+    described,
     must_be_one_of,
     require_fields,
     with_advice,
@@ -38,6 +39,11 @@ OTHER_NAMES_OF_ADAM = MappingProxyType(
         "epsilon": "did you mean eps?",
     }
 )
+
+LearningRate = Annotated[Positive, "Learning rate."]
+Momentum = Annotated[BelowOne, "Factor on the velocity."]
+WeightDecay = Annotated[AtLeastZero, "Factor of the weights that is added to the gradient."]
+Epsilon = Annotated[Positive, "Added to the root of the second moment."]
 
 NEGLIGIBLE = 2.0**-60  # beside 1 in float64
 MOMENTUM_DECAY = 0.004  # of `NAdam`: Dozat's value, and PyTorch's default
@@ -122,31 +128,20 @@ class Optimizer(ABC):
 
 
 @with_advice(OTHER_NAMES)
+@described
 @dataclass(frozen=True)
 class SGD(Optimizer):
-    """Stochastic gradient descent with momentum; PyTorch's update, with the velocity starting at zero.
-
-    Parameters
-    ----------
-    lr : float
-        Learning rate.
-    momentum : float
-        Factor on the velocity, 0 <= momentum < 1.
-    dampening : float
-        The gradient is multiplied by 1 - dampening before it is added to the velocity.
-    nesterov : bool
-        Nesterov momentum; needs momentum and no dampening.
-    weight_decay : float
-        Factor of the weights added to the gradient.
-    """
+    """Stochastic gradient descent with momentum; PyTorch's update, with the velocity starting at zero."""
 
     name = "sgd"
 
-    lr: Positive = 0.005
-    momentum: BelowOne = 0.9
-    dampening: Fraction = 0.0
-    nesterov: bool = False
-    weight_decay: AtLeastZero = 0.0
+    lr: LearningRate = 0.005
+    momentum: Momentum = 0.9
+    dampening: Annotated[
+        Fraction, "The gradient is multiplied by 1 - dampening before it is added to the velocity."
+    ] = 0.0
+    nesterov: Annotated[bool, "Use Nesterov momentum; needs momentum and no dampening."] = False
+    weight_decay: WeightDecay = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -178,28 +173,20 @@ class SGD(Optimizer):
 
 
 @with_advice(OTHER_NAMES_OF_ADAM)
+@described
 @dataclass(frozen=True)
 class Adam(Optimizer):
-    """Adam (Kingma and Ba 2015, Algorithm 1); weight decay is added to the gradient.
-
-    Parameters
-    ----------
-    lr : float
-        Learning rate.
-    betas : tuple of float
-        Decay of the running mean of the gradient and of its square, each at least 0 and below 1.
-    eps : float
-        Added to the root of the second moment.
-    weight_decay : float
-        Factor of the weights added to the gradient.
-    """
+    """Adam (Kingma and Ba 2015, Algorithm 1); weight decay is added to the gradient."""
 
     name = "adam"
 
-    lr: Positive = 0.001
-    betas: tuple[BelowOne, BelowOne] = (0.9, 0.999)
-    eps: Positive = 1e-8
-    weight_decay: AtLeastZero = 0.0
+    lr: LearningRate = 0.001
+    betas: Annotated[tuple[BelowOne, BelowOne], "Decay of the running mean of the gradient and of its square."] = (
+        0.9,
+        0.999,
+    )
+    eps: Epsilon = 1e-8
+    weight_decay: WeightDecay = 0.0
 
     decoupled = False
     slot_names: ClassVar[tuple[str, ...]] = ("first", "second")
@@ -234,37 +221,29 @@ class Adam(Optimizer):
 
 
 @with_advice(OTHER_NAMES_OF_ADAM)
+@described
 @dataclass(frozen=True)
 class AdamW(Adam):
     """Adam with decoupled weight decay (Loshchilov and Hutter 2019, Algorithm 2)."""
 
     name = "adamw"
 
-    weight_decay: AtLeastZero = 0.01
+    weight_decay: Annotated[AtLeastZero, "Factor of the weights that is subtracted from them, times lr."] = 0.01
 
     decoupled = True
 
 
 @with_advice(OTHER_NAMES)
+@described
 @dataclass(frozen=True)
 class RMSprop(Optimizer):
-    """RMSprop (Tieleman and Hinton 2012, lecture 6.5); PyTorch's update.
-
-    Parameters
-    ----------
-    lr : float
-        Learning rate.
-    alpha : float
-        Decay of the running mean of the squared gradient, at least 0 and below 1.
-    eps : float
-        Added to the root of that mean.
-    """
+    """RMSprop (Tieleman and Hinton 2012, lecture 6.5); PyTorch's update."""
 
     name = "rmsprop"
 
-    lr: Positive = 0.01
-    alpha: BelowOne = 0.99
-    eps: Positive = 1e-8
+    lr: LearningRate = 0.01
+    alpha: Annotated[BelowOne, "Decay of the running mean of the squared gradient."] = 0.99
+    eps: Epsilon = 1e-8
 
     slot_names = ("square",)
 
@@ -288,6 +267,7 @@ class RMSprop(Optimizer):
 
 
 @with_advice(OTHER_NAMES_OF_ADAM)
+@described
 @dataclass(frozen=True)
 class NAdam(Optimizer):
     """Adam with Nesterov's look-ahead (Dozat 2016, Incorporating Nesterov momentum into Adam); PyTorch's update.
@@ -295,22 +275,15 @@ class NAdam(Optimizer):
     With ``pipedream`` this is asynchronous Nesterov as its authors run it, apart from weight decay (Ajanthan et al.
     2025, Nesterov method for asynchronous pipeline parallel optimization). The look-ahead along a momentum close to 1
     makes up for the delay of the gradient, which itself counts 1 - momentum.
-
-    Parameters
-    ----------
-    lr : float
-        Learning rate.
-    betas : tuple of float
-        Decay of the running mean of the gradient, the momentum, and of its square, each at least 0 and below 1.
-    eps : float
-        Added to the root of the second moment.
     """
 
     name = "nadam"
 
-    lr: Positive = 0.001
-    betas: tuple[BelowOne, BelowOne] = (0.99, 0.999)
-    eps: Positive = 1e-8
+    lr: LearningRate = 0.001
+    betas: Annotated[
+        tuple[BelowOne, BelowOne], "Decay of the running mean of the gradient, the momentum, and of its square."
+    ] = (0.99, 0.999)
+    eps: Epsilon = 1e-8
 
     slot_names = ("first", "second")
 

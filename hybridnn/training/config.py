@@ -27,6 +27,7 @@ from hybridnn.utils.checks import (
     Positive,
     Seed,
     as_spelled,
+    described,
     instance_of,
     must_be_one_of,
     require_fields,
@@ -59,40 +60,36 @@ ADVICE: Mapping[str, str] = MappingProxyType(
 
 
 @with_advice({})
+@described
 @dataclass(frozen=True)
 class DeviceOptions:
-    """Settings of the device, ``[device]`` of a settings file.
+    """Settings of the device, ``[device]`` of a settings file."""
 
-    Attributes
-    ----------
-    name : {"auto", "cpu", "gpu"}
-        ``"auto"``: a GPU if every rank has one, else the CPU.
-    transport : {"auto", "staging", "mpi", "nccl"}
-        How arrays of GPUs travel between ranks: through pinned host memory, by device-aware MPI, or by NCCL.
-        ``"auto"``: NCCL if every rank has its own GPU, else staging. Ignored on the CPU.
-    tf32 : bool
-        Round the factors of float32 matrix products to TF32 on a GPU, which is faster and less precise.
-    graphs : {"auto"} or bool
-        Replay steps as CUDA graphs. Requires samples in GPU memory, and either a single rank or batch ranks that are
-        connected by NCCL; otherwise the kernels of a step are launched one by one. With ``"auto"`` that is also done
-        if CUDA refuses the graph of a single rank, which is an error with true.
-    """
-
-    name: Annotated[str, OneOf(DEVICES)] = "auto"
-    transport: Annotated[str, OneOf(TRANSPORTS)] = "auto"
-    tf32: bool = False
-    graphs: AutoOrBool = "auto"
+    name: Annotated[str, OneOf(DEVICES), "Device; auto: a GPU if every rank has one, else the CPU."] = "auto"
+    transport: Annotated[
+        str,
+        OneOf(TRANSPORTS),
+        "How arrays of GPUs travel between ranks; auto: NCCL if every rank has its own GPU, else staging. `staging`: "
+        "through pinned host memory; `mpi`: by device-aware MPI.",
+    ] = "auto"
+    tf32: Annotated[bool, "Round factors of float32 products to TF32 on a GPU: faster and less precise."] = False
+    graphs: Annotated[
+        AutoOrBool,
+        "Replay steps as CUDA graphs. Requires samples in GPU memory, and either a single rank or batch ranks that are "
+        "connected by NCCL; otherwise the kernels of a step are launched one by one. With auto that is also done if "
+        "CUDA refuses the graph of a single rank, which is an error with true.",
+    ] = "auto"
 
     def __post_init__(self) -> None:
         require_fields("device", self)
 
 
-def option(section: str, default: Any, help: str, *, of_pipelines: bool = False) -> Any:
+def option(section: str, default: Any, *, of_pipelines: bool = False) -> Any:
     """Declare an option of `TrainConfig`, with its section of a settings file; empty: it is no key of one.
 
     `of_pipelines` is for options without effect on a single stage.
     """
-    return field(default=default, metadata={"section": section, "help": help, "of_pipelines": of_pipelines})
+    return field(default=default, metadata={"section": section, "of_pipelines": of_pipelines})
 
 
 def _dtype_name(dtype: Any) -> str | None:
@@ -123,6 +120,7 @@ def _schedule(value: Any) -> Any:
 
 
 @with_advice(ADVICE)
+@described
 @dataclass(frozen=True)
 class TrainConfig:
     """All options of a training, the same on every rank; the keyword arguments of `Trainer`.
@@ -139,101 +137,90 @@ class TrainConfig:
     schedule: Annotated[LearningRateSchedule, Checked(_schedule, "a learning-rate schedule, for example Cosine()")] = (
         field(default_factory=Constant)
     )
-    batch_size: Count = option("training", 100, "Samples of a minibatch, over all ranks.")
-    shuffle: bool = option("training", True, "Draw a new order of the samples every epoch.")
-    seed: Seed = option("training", 0, "Seed of the initial weights, and of the order and the splits of the samples.")
-    dtype: Annotated[DTypeLike, Checked(_dtype_name, "'float32' or 'float64'")] = option(
-        "training", "float32", "Element type of all arrays."
+    batch_size: Annotated[Count, "Samples of a minibatch, over all ranks."] = option("training", 100)
+    shuffle: Annotated[bool, "Draw a new order of the samples every epoch."] = option("training", True)
+    seed: Annotated[Seed, "Seed of the initial weights, the order and the splits of the samples."] = option(
+        "training", 0
     )
-    clip_norm: Positive | None = option(
-        "training", None, "Scale gradients with a larger global norm down to this norm; none: do not."
+    dtype: Annotated[DTypeLike, Checked(_dtype_name, "'float32' or 'float64'"), "Element type of all arrays."] = option(
+        "training", "float32"
     )
-    class_weight: Annotated[str, OneOf(("balanced",))] | None = option(
-        "training",
-        None,
-        "`balanced`: multiply the training loss of every sample by samples / (classes * samples of its class), so that "
-        "all classes count alike; on the CPU. Evaluations count every sample once.",
+    clip_norm: Annotated[Positive | None, "Scale gradients with a larger global norm down to this norm."] = option(
+        "training", None
     )
-    evaluate_every: Count = option("training", 1, "Epochs between two evaluations; the last epoch is always evaluated.")
-    evaluate_every_steps: Seed = option(
-        "training",
-        0,
-        "Steps between two evaluations besides, each with an `EvaluationRecord`; 0: none. They do not count as "
+    class_weight: Annotated[
+        Annotated[str, OneOf(("balanced",))] | None,
+        "`balanced`: all classes count alike in the training loss; on the CPU. The loss of every sample is multiplied "
+        "by samples / (classes * samples of its class). Evaluations count every sample once.",
+    ] = option("training", None)
+    evaluate_every: Annotated[Count, "Epochs between two evaluations. The last epoch is always evaluated."] = option(
+        "training", 1
+    )
+    evaluate_every_steps: Annotated[
+        Seed,
+        "Steps between two evaluations within epochs; 0: none. Each gives an `EvaluationRecord`, and does not count as "
         "training time. With an asynchronous method each rank keeps a copy of its weights for each, until the "
         "pipeline has drained.",
-    )
-    drain_every: Count = option(
-        "training",
-        1,
-        "Epochs after which the pipeline of an asynchronous method drains: after epochs whose number is a multiple, "
-        "and after the last epoch of `fit`. Records, evaluations and callbacks of the epochs between follow then, "
-        "each with the weights after its epoch.",
-    )
-    distribution: Annotated[str, OneOf(DISTRIBUTIONS)] = option(
-        "data",
-        "local",
+    ] = option("training", 0)
+    drain_every: Annotated[
+        Count,
+        "Epochs after which the pipeline of an asynchronous method drains. It drains after epochs whose number is a "
+        "multiple, and after the last epoch of `fit`. Records, evaluations and callbacks of the epochs between follow "
+        "then, each with the weights after its epoch.",
+    ] = option("training", 1)
+    distribution: Annotated[
+        str,
+        OneOf(DISTRIBUTIONS),
         "Distribution of the minibatches. Unless it is `local`, only rank 0 needs data; the other ranks may pass None.",
+    ] = option("data", "local")
+    log_every: Annotated[Count, "Steps between two `StepRecord`."] = option("output", 10)
+    stall_seconds: Annotated[
+        AtLeastZero,
+        "Deadline of the stall watchdog; 0: none. If a rank waits and nothing completes on any rank for this time, "
+        "the job ends with a message that names the missing rank and its line of the script. Longer work of a single "
+        "rank is announced with `Trainer.busy`.",
+    ] = option("output", 60.0)
+    model_split: Annotated[str, OneOf(MODEL_SPLITS), "Split of the layers over the model axis."] = option(
+        "parallel", "columns"
     )
-    log_every: Count = option("output", 10, "Steps between two `StepRecord`.")
-    stall_seconds: AtLeastZero = option(
-        "output",
-        60.0,
-        "Deadline of the stall watchdog: if a rank waits and nothing completes on any rank for this time, the job "
-        "ends with a message that names the missing rank and its line of the script; 0: no deadline. Longer work of "
-        "a single rank is announced with `Trainer.busy`.",
-    )
-    model_split: Annotated[str, OneOf(MODEL_SPLITS)] = option(
-        "parallel", "columns", "Split of the layers over the model axis."
-    )
-    overlap: AutoOrBool = option(
-        "parallel",
-        "auto",
+    overlap: Annotated[
+        AutoOrBool,
         "Overlap communication with the backward pass; auto: between nodes and on GPUs, where it can pay.",
+    ] = option("parallel", "auto")
+    shared_replicas: Annotated[
+        AutoOrBool,
+        "Share one copy of the weights between the batch ranks of a node; auto: if it has several. Each rank updates a "
+        "slice of them and of the optimizer state. The trained weights are the same.",
+    ] = option("parallel", "auto")
+    method: Annotated[str, Checked(_method_name, _method_names), "Pipeline method. `hybridnn schedule` lists them."] = (
+        option("parallel", "1f1b", of_pipelines=True)
     )
-    shared_replicas: AutoOrBool = option(
-        "parallel",
-        "auto",
-        "Whether the batch ranks of a node share one copy of the weights and of the optimizer state, of which each "
-        "rank updates a slice; auto: if a node has several of them. The trained weights are the same.",
-    )
-    method: Annotated[str, Checked(_method_name, _method_names)] = option(
-        "parallel", "1f1b", "Pipeline method, one that `hybridnn schedule` lists.", of_pipelines=True
-    )
-    microbatches: Count | None = option(
-        "parallel",
-        None,
-        "Microbatches per minibatch; none: as many as are predicted to be fastest, from 2 to eight per stage, if the "
-        "method uses microbatches.",
-        of_pipelines=True,
-    )
-    chunks: Count | None = option(
-        "parallel", None, "Chunks per stage; none: 2 for `interleaved`, else 1.", of_pipelines=True
+    microbatches: Annotated[
+        Count | None,
+        "Microbatches per minibatch; none: the predicted best. These are from 2 to eight per stage, if the method uses "
+        "microbatches.",
+    ] = option("parallel", None, of_pipelines=True)
+    chunks: Annotated[Count | None, "Chunks per stage; none: 2 for `interleaved`, else 1."] = option(
+        "parallel", None, of_pipelines=True
     )
     partition: Annotated[
         str | Sequence[int],
         Checked(_partition, "'balanced', 'uniform', 'profile' or a list of layer counts, for example [4, 4, 3]"),
-    ] = option(
-        "parallel",
-        "balanced",
-        "Layers of each stage (of each chunk of each stage, in the order of the layers): `balanced`, by predicted "
-        "times, in `hybridnn train` those of the machine file, if there is one; `uniform`, equal numbers; `profile`, "
-        "by their measured times; or a list.",
-        of_pipelines=True,
-    )
-    barriers: bool = option(
-        "parallel",
-        False,
-        "Whether `ddg` and `fr` have a barrier before each forward and each backward pass, with which a step takes the "
-        "time of Kang 2019, Table 1. The trained weights are the same.",
-        of_pipelines=True,
-    )
-    weight_grad: Annotated[str, OneOf(("auto", *WEIGHT_GRADIENTS))] = option(
-        "",
-        "auto",
+        "Layers of each stage: `balanced` by predicted times, `uniform` numbers, `profile` by measured times, or a "
+        "list. With chunks, these are the layers of each chunk of each stage, in the order of the layers. Predicted "
+        "times are in `hybridnn train` those of the machine file, if there is one.",
+    ] = option("parallel", "balanced", of_pipelines=True)
+    barriers: Annotated[
+        bool,
+        "Barrier before each forward and each backward pass of `ddg` and `fr`. A step then takes the time of Kang "
+        "2019, Table 1; the trained weights are the same.",
+    ] = option("parallel", False, of_pipelines=True)
+    weight_grad: Annotated[
+        str,
+        OneOf(("auto", *WEIGHT_GRADIENTS)),
         "Weight gradients as one product over all microbatches, or one product per microbatch; auto: one, unless the "
         "method schedules weight gradients itself.",
-        of_pipelines=True,
-    )
+    ] = option("", "auto", of_pipelines=True)
 
     def items(self) -> dict[str, Any]:
         """The attributes by name."""
@@ -293,8 +280,3 @@ def show_options(init: Init) -> Init:
     ]
     init.__signature__ = Signature([*named, *options])  # type: ignore[attr-defined]
     return init
-
-
-TrainConfig.__doc__ = f"{TrainConfig.__doc__}\n    Attributes\n    ----------\n" + "".join(
-    f"    {name} : by default {item.default!r}\n        {item.metadata['help']}\n" for name, item in OPTIONS.items()
-)

@@ -1,14 +1,15 @@
 """Checks of values that a user gives: types that say what is allowed, in a settings file and in Python alike.
 
-The annotation of a field is the only description of its values: `require_type` checks them by it, also for the
-pydantic models of files, and `allowed_text` has the text for refusals and for the reference.
+The annotation of a field is the only description of it and of its values, as in ``Annotated[Count, "Passes over the
+samples."]``: `require_type` checks values by it, also for the pydantic models of files, `allowed_text` has the text
+for refusals and for the reference, and `description` what the field is.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import MISSING, astuple, dataclass, fields
 from difflib import get_close_matches
 from functools import cache, wraps
 from inspect import Parameter, signature
@@ -147,19 +148,38 @@ def plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") and not isinstance(value, type) else value
 
 
-def _parts(kind: Any) -> tuple[Any, Any]:
-    """The type and the limits of an annotation; without None, and without limits of pydantic."""
-    if type(None) in get_args(kind):
-        kind = next(other for other in get_args(kind) if other is not type(None))
+def _parts(kind: Any) -> tuple[Any, Any, bool]:
+    """The type and the limits of an annotation, without those of pydantic, and whether it allows None."""
     base, *limits = get_args(kind) if get_origin(kind) is Annotated else (kind,)
+    if type(None) in get_args(base):
+        return *_parts(next(other for other in get_args(base) if other is not type(None)))[:2], True
     if get_origin(base) is Literal:
-        return str, OneOf(get_args(base))
-    return base, next((item for item in limits if isinstance(item, _Limits)), Range())
+        return str, OneOf(get_args(base)), False
+    return base, next((item for item in limits if isinstance(item, _Limits)), Range()), False
+
+
+def description(kind: Any) -> str:
+    """The text in an annotation, which says what the field is; empty without one."""
+    return next((item for item in getattr(kind, "__metadata__", ()) if isinstance(item, str)), "")
+
+
+def described(kind: Called) -> Called:
+    """Class decorator of a dataclass: list the fields that have a `description` in its docstring."""
+    target: Any = kind
+    rows = ""
+    for item in fields(target):
+        if text := description(hint := type_hints(target)[item.name]):
+            limits = _parts(hint)[1]
+            allowed = "" if callable(getattr(limits, "allowed", "")) else f"{allowed_text(hint)}; "
+            default = item.default if item.default_factory is MISSING else item.default_factory()
+            rows += f"    {item.name} : {allowed}by default {default!r}\n        {text}\n"
+    target.__doc__ = f"{(target.__doc__ or '').rstrip()}\n\n    Attributes\n    ----------\n{rows}"
+    return kind
 
 
 def allowed_text(kind: Any) -> str:
     """What an annotation allows: ``a whole number, at least 1``, or ``'a' or 'b'``."""
-    base, limits = _parts(kind)
+    base, limits, _ = _parts(kind)
     if isinstance(limits, Checked):
         return limits.allowed if isinstance(limits.allowed, str) else limits.allowed()
     if isinstance(limits, OneOf):
@@ -184,9 +204,9 @@ def require_type(name: str, value: Any, kind: Any) -> Any:
     Values of other types are not checked. Numbers and lists of NumPy become those of Python, lists tuples, whole
     numbers floats, and choices are as they are spelled.
     """
-    base, limits = _parts(kind)
+    base, limits, takes_none = _parts(kind)
     given, allowed = plain(value), f"must be {allowed_text(kind)}"
-    if given is None and type(None) in get_args(kind):
+    if given is None and takes_none:
         return None
     if isinstance(limits, Checked):
         if (used := limits.used(value)) is not None:

@@ -1,30 +1,27 @@
-"""The parts of the site that are generated from the package, and the commented file of all settings."""
+"""The parts of the site that are generated from the package."""
 
+import inspect
 import json
 import re
 import shutil
 import subprocess
-import sys
+from dataclasses import fields
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
 import hybridnn
 from hybridnn.cli.main import application, main
-from hybridnn.config.reference import EXAMPLE
-from hybridnn.config.settings import Settings
+from hybridnn.data import TableOptions
 from hybridnn.study.axes import AXES
 from hybridnn.study.cells import make_cells
 from hybridnn.study.study_file import load_study
+from hybridnn.utils.checks import description
 from mpi_runner.slowness import deadline
 from reference.pages import ROOT, man_pages, reference_pages
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROWS = {row.name: row for row in reference_pages.settings()}
 
@@ -89,13 +86,17 @@ def test_names_of_settings_are_whole_at_any_width(
     assert all(name in shown for name in ROWS if name.startswith("optimizer."))
 
 
-def test_the_settings_file_has_every_default() -> None:
-    text = EXAMPLE.read_text(encoding="utf-8")
-    given = tomllib.loads(text)
-    shown = Settings.model_validate(given)
-    assert shown == Settings()
-    commented = set(re.findall(r"^(?:# )?(\w+) = ", text, re.MULTILINE))
-    assert {row.name.rpartition(".")[2] for row in ROWS.values()} <= commented
+def test_descriptions_are_those_of_the_fields() -> None:
+    assert ROWS["training.batch_size"].description == "Samples of a minibatch, over all ranks."
+    adamw = "; of adamw: factor of the weights that is subtracted from them, times lr."
+    assert ROWS["optimizer.weight_decay"].description.endswith(adamw)
+    for kind in (hybridnn.TrainConfig, hybridnn.SGD, hybridnn.Step, hybridnn.DeviceOptions, TableOptions):
+        lines = inspect.getdoc(kind).splitlines()  # type: ignore[union-attr]
+        for item in fields(kind):
+            if item.name not in ("model", "optimizer", "schedule"):
+                place = next(number for number, line in enumerate(lines) if line.startswith(f"{item.name} : "))
+                assert lines[place + 1] == f"    {description(get_type_hints(kind, include_extras=True)[item.name])}"
+                assert lines[place + 1].endswith(".")
 
 
 def test_keys_of_a_study_file() -> None:
