@@ -219,10 +219,12 @@ class PrivateReplica:
     gradient : ndarray, shape (size,)
     loss : ndarray, shape (1,)
         This rank's sum of losses, which backward passes write. It follows the gradient in memory and travels with it.
+    total_loss : ndarray, shape (1,)
+        Sum of the losses over the batch group, after `finish`.
     is_leader : bool
         Whether this rank writes the replica in `fill`.
     ready, finish : callable
-        Those of a `GradientReducer`; in a group of one rank they do nothing.
+        Those of a `GradientReducer`; a group of one rank has none.
     """
 
     is_leader = True
@@ -237,20 +239,13 @@ class PrivateReplica:
     ) -> None:
         self._kernels = kernels
         flat = kernels.zeros((ends[-1] + 1,), dtype)
-        self.gradient, self.loss = flat[:-1], flat[-1:]
-        self.nbytes = flat.nbytes
-        self.ready: Callable[[int], None] = _nothing_to_reduce
-        self.finish: Callable[[], None] = _nothing_to_reduce
+        self.gradient, self.loss, self.nbytes = flat[:-1], flat[-1:], flat.nbytes
+        self.total_loss = self.loss
         if group.size > 1:
             from hybridnn.parallel.gradient_reduction import GradientReducer
 
             reducer = GradientReducer(group, flat, ends, overlap)
             self.ready, self.finish = reducer.ready, reducer.finish
-
-    @property
-    def total_loss(self) -> Array:
-        """Sum of the losses over the batch group, shape (1,), after `finish`."""
-        return self.loss
 
     def new_array(self) -> Array:
         """Zeros, shape (size,), for a version of the weights or a slot of the optimizer."""
@@ -285,16 +280,8 @@ class PrivateReplica:
         """
         self._kernels.clip_to_norm(self.gradient, squared_norm, limit)
 
-    def fill(self, write: Callable[[], None]) -> None:
-        """Call `write`, which writes the weights, on the leaders: all ranks. It must not fail on one rank alone."""
-        write()
-
     def publish(self) -> None:
         """Return when all writes to the replica are visible to every rank; no other rank reads this one."""
 
     def synchronize_state(self, state: OptimizerState) -> None:
         """After the leaders have written replica and state, make both equal on all ranks; here they are."""
-
-
-def _nothing_to_reduce(layer: int = 0) -> None:
-    """Stands for the reduction in a group of one rank."""

@@ -13,7 +13,6 @@ are assigned to a node's ranks in order. The owners of a slice, one per node, su
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import chain
 
@@ -224,13 +223,6 @@ class SharedReplica:
         self._sum()
         for block in chain(*self._slices):
             NUMPY.clip_to_norm(block.own, squared_norm, limit)
-
-    def fill(self, write: Callable[[], None]) -> None:
-        """Call `write` on the leader, after all ranks have stopped reading."""
-        self.publish()
-        if self.is_leader:
-            write()
-        self.publish()
 
     def publish(self) -> None:
         """See `PrivateReplica.publish`."""

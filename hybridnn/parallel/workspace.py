@@ -3,7 +3,8 @@
 Several microbatches can be in flight: there are buffers for some inputs and for some sets of activations, and the
 schedule chooses those of a microbatch. The backward pass needs only two gradients at a time, because a layer's weight
 gradient is computed before the layer below overwrites its operands: two buffers alternate, and the free one is scratch
-memory. If weight gradients are computed later, each set of activations stores their operands.
+memory. If weight gradients are computed later, each set of activations stores their operands, or they are concatenated
+for one product over all microbatches.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.nn.kernels import NUMPY, Array, Kernels
 from hybridnn.nn.parameters import LayerShard
-from hybridnn.parallel.dense import LayerArrays
+from hybridnn.parallel.dense import LayerArrays, WeightGradientArrays
 
 # At most so many samples and at least so many outputs make a transposed product faster for input gradients, as
 # `benchmarks/input_gradients.py` shows: see `Kernels.matmul_transposed`.
@@ -244,3 +245,45 @@ def _output_height(shard: LayerShard) -> int:
 def _gathers_input(shard: LayerShard) -> bool:
     """Whether a residual layer split by inputs has only a block of its input on this rank."""
     return shard.by_inputs and shard.layer.residual and shard.weight_shape[1] < shard.layer.inputs
+
+
+class ConcatenatedMicrobatches:
+    """Inputs and gradients of all samples of a minibatch on this rank, for one weight-gradient product per layer.
+
+    The microbatches are concatenated as columns, so ``dz xᵀ`` over all columns is the sum over the microbatches. One
+    large product is faster than several small ones whose results are added. With `loads_input` the input of the first
+    layer is data, of which every sample is contiguous.
+    """
+
+    def __init__(
+        self, shards: Sequence[LayerShard], capacity: int, dtype: DTypeLike, loads_input: bool, kernels: Kernels
+    ) -> None:
+        self._kernels, self._loads_input = kernels, loads_input
+        self._shapes = [shard.weight_shape for shard in shards]
+        self._x = [kernels.empty((columns * capacity,), dtype) for _, columns in self._shapes]
+        self._dz = [kernels.empty((rows * capacity,), dtype) for rows, _ in self._shapes]
+        self._ones = kernels.zeros((capacity,), dtype)
+        self._ones[...] = 1
+        self.nbytes: int = sum(array.nbytes for array in (self._ones, *self._x, *self._dz))
+        self._cache: dict[int, list[WeightGradientArrays]] = {}
+
+    def layers(self, samples: int) -> list[WeightGradientArrays]:
+        """Views for a minibatch of `samples` on this rank."""
+        if samples not in self._cache:
+            self._cache[samples] = [self._view(index, samples) for index in range(len(self._shapes))]
+        return self._cache[samples]
+
+    def copy_layer(self, index: int, layer: LayerArrays, first: int, samples: int) -> None:
+        """Copy the input and gradient of one layer of a microbatch to the columns from `first` on, of `samples`."""
+        concatenated = self.layers(samples)[index]
+        columns = slice(first, first + len(layer.ones))
+        self._kernels.copy(layer.x, concatenated.x[:, columns])
+        self._kernels.copy(layer.dz, concatenated.dz[:, columns])
+
+    def _view(self, index: int, samples: int) -> WeightGradientArrays:
+        rows, columns = self._shapes[index]
+        x: Array = self._x[index][: columns * samples]
+        samples_contiguous = self._loads_input and index == 0
+        x = x.reshape(samples, columns).T if samples_contiguous else x.reshape(columns, samples)
+        dz = self._dz[index][: rows * samples].reshape(rows, samples)
+        return WeightGradientArrays(x=x, dz=dz, ones=self._ones[:samples])

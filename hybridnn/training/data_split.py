@@ -1,4 +1,4 @@
-"""Data splits: the checked training or validation samples, and their order in an epoch."""
+"""Data splits: the checked training or validation samples, their order in an epoch, and their distribution to ranks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from hybridnn.comm.agreement import agree
-from hybridnn.comm.blocks import block_slice
+from hybridnn.comm.blocks import block_sizes, block_slice
 from hybridnn.data import ArrayRows, Rows, as_rows
 from hybridnn.data.rows import as_array, constant_targets, require_finite
-from hybridnn.errors import DataError
+from hybridnn.errors import DataError, SettingError
 from hybridnn.nn.kernels import HostArray
 from hybridnn.nn.mlp import MLP
 from hybridnn.parallel.grid import ProcessGrid
@@ -29,6 +29,7 @@ TASKS = MappingProxyType({"cross_entropy": "classification", "mse": "regression"
 """Task of the data by the loss of the model; empty if the data decide."""
 
 LOOKED_AT = 1000  # samples that are looked at for them
+LABELS_READ = 2**20  # labels that are read at a time
 
 
 def epoch_order(samples: int, seed: int, epoch: int, shuffle: bool) -> NDArray[np.int64]:
@@ -67,15 +68,80 @@ All ranks request the same arrays; `rows` are None on a rank that receives its s
 def make_fetch(grid: ProcessGrid, distribution: str) -> Fetch:
     """The function for a distribution; collective over the grid unless it is ``"local"``."""
     if distribution != "local":
-        from hybridnn.parallel.distribution import ScatterDistributor  # few trainings scatter
-
         return ScatterDistributor(grid, broadcast=distribution == "scatter-broadcast").fetch
 
     def read_own_block(rows: Rows | None, indices: NDArray[np.int64], x: HostArray | None, y: HostArray | None) -> None:
         assert rows is not None
-        rows.take(indices[block_slice(len(indices), grid.batch, grid.batch_rank)], x, y)
+        own = indices if grid.batch == 1 else indices[block_slice(len(indices), grid.batch, grid.batch_rank)]
+        rows.take(own, x, y)
 
     return read_own_block
+
+
+class ScatterDistributor:
+    """Distribution of minibatches from rank 0, which alone reads the samples, by two methods with equal results.
+
+    ``scatter``: rank 0 sends every rank its block of a minibatch, the same one to the ranks of a model group.
+    ``scatter-broadcast``, with `broadcast`: rank 0 sends each block once, to the first rank of a model group, which
+    broadcasts it within the group. With ``local``, the default, every rank reads its own block.
+
+    They are the first and second method of Laugier et al. 2018, section 7. In a grid without model ranks both are the
+    Scatter of Algorithm 1, line 7 (lines counted from ``procedure``). Line 7 of Algorithm 3 is scatter_broadcast: the
+    second method by its name, the first one by the text of section 7.
+    """
+
+    def __init__(self, grid: ProcessGrid, broadcast: bool) -> None:
+        self._grid, self._broadcast = grid, broadcast
+        self._buffers: dict[tuple[str, tuple[int, ...], np.dtype[Any]], HostArray] = {}
+
+    def fetch(self, rows: Rows | None, indices: NDArray[np.int64], x: HostArray | None, y: HostArray | None) -> None:
+        """See `Fetch`; collective over the grid. `rows` are used on rank 0 only."""
+        all_x = all_y = None
+        if rows is not None and self._grid.rank == 0:
+            all_x = None if x is None else self._buffer(x, len(indices), "x")
+            all_y = None if y is None else self._buffer(y, len(indices), "y")
+            rows.take(indices, all_x, all_y)
+        for minibatch, block in ((all_x, x), (all_y, y)):
+            if block is not None:
+                self._scatter(minibatch, block, len(indices))
+
+    def _scatter(self, minibatch: HostArray | None, block: HostArray, samples: int) -> None:
+        grid = self._grid
+        sizes = block_sizes(samples, grid.batch)
+        if self._broadcast:
+            if grid.model_rank == 0:
+                grid.batch_group.scatter_rows(minibatch, block, sizes)
+            grid.model_group.broadcast(block)
+            return
+        if minibatch is not None and grid.model > 1:
+            # Every block once per model rank: MPI may not read the same memory twice in one scatter.
+            blocks = [minibatch[block_slice(samples, grid.batch, number)] for number in range(grid.batch)]
+            repeated = self._buffer(minibatch, samples * grid.model, "repeated")
+            minibatch = np.concatenate([part for part in blocks for _ in range(grid.model)], out=repeated)
+        grid.world.scatter_rows(minibatch, block, [size for size in sizes for _ in range(grid.model)])
+
+    def _buffer(self, like: HostArray, samples: int, name: str) -> HostArray:
+        """A reused buffer for `samples` rows of the width and dtype of `like`."""
+        key = (name, like.shape[1:], like.dtype)
+        buffer = self._buffers.get(key)
+        if buffer is None or len(buffer) < samples:
+            buffer = self._buffers[key] = np.empty((samples, *like.shape[1:]), like.dtype)
+        return buffer[:samples]
+
+
+def balanced_weights(grid: ProcessGrid, split: DataSplit, classes: int, dtype: DTypeLike) -> NDArray[Any]:
+    """Samples / (classes that occur * samples of the class), shape (classes,), by rank 0's labels; collective."""
+    if split.task != "classification":
+        raise SettingError("training.class_weight", "balanced", "needs classes, and this is a regression")
+    counts = np.zeros(classes, np.int64)
+    if grid.rank == 0 and split.rows is not None:
+        for start in range(0, split.samples, LABELS_READ):
+            labels = np.empty(min(LABELS_READ, split.samples - start), np.int64)
+            split.rows.take(np.arange(start, start + len(labels)), None, labels)
+            counts += np.bincount(labels, minlength=classes)
+    grid.world.broadcast(counts)
+    weights = np.divide(split.samples / np.count_nonzero(counts), counts, out=np.zeros(classes), where=counts > 0)
+    return weights.astype(dtype)
 
 
 def make_split(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,7 +15,7 @@ from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.layout import Layout
 from hybridnn.training.config import DeviceOptions, TrainConfig
 from hybridnn.training.engine import Engine
-from hybridnn.training.layout_choice import does_not_fit, require_memory
+from hybridnn.training.layout_choice import choose_sharing, does_not_fit, require_memory
 
 NO_CUPY = "CuPy is not installed; with an NVIDIA GPU: pip install 'hybridnn[cuda12]' or 'hybridnn[cuda13]'"
 
@@ -35,11 +35,7 @@ class TrainingDevice:
 
         Raises `SettingError` on every rank, as `choose_sharing` and `require_memory`.
         """
-        layout, sharing = replace(layout, shared_replicas=False), None
-        if grid.size > 1 or config.shared_replicas is True:
-            from hybridnn.training.sharing_choice import choose_sharing  # a single rank shares nothing
-
-            layout, sharing = choose_sharing(config, grid, layout, on_host=self.kernels.on_host)
+        layout, sharing = choose_sharing(config, grid, layout, on_host=self.kernels.on_host)
         require_memory(config, grid, layout, self.kernels)
 
         def make() -> Engine:

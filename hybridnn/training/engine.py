@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import ceil, isfinite, sqrt
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -13,22 +13,22 @@ from numpy.typing import NDArray
 
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.blocks import block_slice
-from hybridnn.data.rows import dense
+from hybridnn.data.rows import ArrayRows, SparseRows, is_sparse
 from hybridnn.errors import NonFiniteLossError
 from hybridnn.nn.kernels import NUMPY, Array, HostArray, Kernels
 from hybridnn.nn.mlp import resolve_loss
-from hybridnn.nn.parameters import parameter_name
+from hybridnn.nn.parameters import parameter_shapes
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk
 from hybridnn.parallel.workspace import StageArrays
 from hybridnn.pipeline.execution.chunk_runtime import ChunkRuntime, MemoryBreakdown, WeightStore
-from hybridnn.pipeline.execution.executor import Executor, Minibatch, NoteWeights
+from hybridnn.pipeline.execution.executor import Executor, Minibatch, NoteWeights, TakeOutputs
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS, Method
 from hybridnn.pipeline.schedules.program import ChunkPlan, make_program, plan_chunk
 from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.training.config import TrainConfig
-from hybridnn.training.data_split import DataSplit, make_fetch
+from hybridnn.training.data_split import DataSplit, make_fetch, minibatches
 from hybridnn.training.layout_choice import does_not_fit, require_memory
 
 if TYPE_CHECKING:
@@ -70,9 +70,10 @@ class Engine:
         ]
         self.states = [chunk.replica.new_state(config.optimizer, chunk.weights) for chunk in self.chunks]
         self._norms = [kernels.zeros((1,), np.float64) for _ in self.chunks]
-        self.weighted_cross_entropy: Callable[..., None] | None = None  # of trainings with class weights
+        self.class_weights: HostArray | None = None  # of the training loss, shape (classes,)
         self._fetch = make_fetch(grid, config.distribution)
         self._note_update: Callable[[Minibatch], None] | None = None
+        self.note_weights: NoteWeights | None = None  # see `observe`
         self.task = ""  # of the last training
         self.is_updating = False  # whether weights or optimizer state are being changed
         self.training = self.forward = Executors(self, plans)
@@ -158,7 +159,9 @@ class Engine:
     ) -> None:
         """Call `note_weights` before passes of trainings from now on, and `note_update` before updates."""
         self._note_update = note_update
-        self.training.observe(note_weights)
+        if note_weights != self.note_weights:
+            self.note_weights = note_weights
+            self.training.executor.cache_clear()
 
     @contextmanager
     def other_weights(self, weights: Sequence[Array] | None) -> Iterator[None]:
@@ -219,30 +222,29 @@ class Engine:
 
     def collect(self, flats: Sequence[HostArray]) -> dict[str, HostArray]:
         """Gather the global arrays ``layers.<i>.weight`` and ``.bias`` from the shards in `flats`, on every rank."""
-        own: dict[str, HostArray] = {}
-        for chunk, flat in zip(self.chunks, flats, strict=True):
-            own |= chunk.gather_parameters(flat)
-        if self.grid.pipeline == 1:
-            return own
         arrays: dict[str, HostArray] = {}
-        stages = {
-            index: stage
-            for stage in range(self.grid.pipeline)
-            for indices in self.layout.layer_indices(stage)
-            for index in indices
+        for chunk, flat in zip(self.chunks, flats, strict=True):
+            arrays |= chunk.gather_parameters(flat)
+        grid = self.grid
+        if grid.pipeline == 1:
+            return arrays
+        own = arrays if (grid.batch_rank, grid.model_rank) == (0, 0) else {}
+        whole = {
+            name: own[name] if name in own else np.zeros(shape, flats[0].dtype)
+            for name, shape in parameter_shapes(self.config.model).items()
         }
-        for layer in self.config.model.layers:
-            for kind, shape in (("weight", (layer.outputs, layer.inputs)), ("bias", (layer.outputs,))):
-                name = parameter_name(layer, kind)
-                array = own[name] if name in own else np.empty(shape, flats[0].dtype)
-                self.grid.world.broadcast(array, self.grid.rank_at(stages[layer.index], 0, 0))
-                arrays[name] = array
-        return arrays
+        for array in whole.values():  # all but one of the addends are 0
+            grid.world.allreduce(array)
+        return whole
 
     def load(self, weights: Mapping[str, HostArray] | None = None) -> None:
         """Copy this rank's shards of the global arrays `weights`, by default the initial weights."""
-        for chunk in self.chunks:
-            chunk.replica.fill(partial(chunk.load, weights, self.config.seed))
+
+        def write() -> None:
+            for chunk in self.chunks:
+                chunk.load(weights, self.config.seed)
+
+        self.restore(write)
 
     # -- forward passes ----------------------------------------------------------------------------------------------
 
@@ -254,30 +256,28 @@ class Engine:
 
     def predict(self, x: HostArray) -> HostArray:
         """Outputs for `x`, shape (samples, features) and the same on every rank; shape (samples, outputs)."""
-        count = x.shape[0]  # a sparse array has no length
-        outputs = np.zeros((count, self.config.model.sizes[-1]), self.dtype)
+        samples = x.shape[0]  # a sparse array has no length
+        rows = (SparseRows if is_sparse(x) else ArrayRows)(x, np.empty((samples, 0)))
+        outputs = np.zeros((samples, self.config.model.sizes[-1]), self.dtype)
         grid, kernels = self.grid, self.kernels
-        self.reserve(None, forward=count)
-
-        def own(rows: HostArray) -> HostArray:
-            return rows[block_slice(rows.shape[0], grid.batch, grid.batch_rank)]
-
-        def load(rows: slice, start: int, stop: int, out: HostArray | None, targets: HostArray | None) -> None:
-            if out is not None:
-                kernels.put(np.ascontiguousarray(dense(own(x[rows][start:stop])), out.dtype), out)
 
         def take(minibatch: Minibatch, arrays: StageArrays) -> None:
-            own(outputs[minibatch.samples])[...] = kernels.to_host(arrays.outputs).T
+            own = minibatch.samples[block_slice(minibatch.size, grid.batch, grid.batch_rank)]
+            outputs[own] = kernels.to_host(arrays.outputs).T
 
-        size = self.forward_size(count)
-        blocks = [slice(start, min(start + size, count)) for start in range(0, count, size)]
-        batches = [Minibatch(i, rows.stop - rows.start, 0.0, rows, load) for i, rows in enumerate(blocks)]
-        if batches:
-            self.forward.executor(None, len(batches), trains=False).forward(batches, take)
+        self.run_forward(DataSplit(rows, samples, ""), None, take)
         # Every sample was computed by one batch rank of the last stage; the others hold zeros.
         grid.batch_group.allreduce(outputs)
         broadcast_from_last_stage(grid, outputs)
         return outputs
+
+    def run_forward(self, split: DataSplit, task: str | None, take: TakeOutputs) -> None:
+        """Forward passes of all samples, with targets for a `task`; `take` receives the outputs on the last stage."""
+        self.reserve(task, forward=split.samples)
+        batches = list(minibatches(np.arange(split.samples), self.forward_size(split.samples)))
+        if batches:
+            loaded = self.make_minibatches(split, batches, [0.0] * len(batches))
+            self.forward.executor(task, len(batches), trains=False).forward(loaded, take)
 
     def forward_size(self, samples: int) -> int:
         """Samples of a forward pass, over all ranks, where there are `samples`: a microbatch."""
@@ -330,29 +330,34 @@ class Engine:
 
         def loss(arrays: StageArrays, size: int, total: HostArray) -> None:
             outputs, targets, gradient, scale = arrays.outputs, arrays.targets, arrays.output_gradient, 1.0 / size
-            if classifies:
-                cross_entropy = (weighted and self.weighted_cross_entropy) or kernels.cross_entropy
-                cross_entropy(outputs, targets, arrays.columns, scale, gradient, total)
-            else:
+            if not classifies:
                 kernels.mean_squared_error(outputs, targets.T, scale, gradient, total)
+            elif weighted and self.class_weights is not None:
+                _weighted_cross_entropy(self.class_weights, outputs, targets, arrays.columns, scale, gradient, total)
+            else:
+                kernels.cross_entropy(outputs, targets, arrays.columns, scale, gradient, total)
 
         return loss
 
-    def restore(self, read: Callable[[], None]) -> None:
-        """Fill weights and states with `read` on the ranks that own them; its errors are raised on all ranks."""
+    def restore(self, write: Callable[[], None]) -> None:
+        """Fill weights and states with `write` on the ranks that own them; its errors are raised on all ranks."""
         is_leader = all(chunk.replica.is_leader for chunk in self.chunks)
         self._publish()
-        agree(self.grid.world, read if is_leader else lambda: None)
+        agree(self.grid.world, write if is_leader else lambda: None)
         for chunk, state in zip(self.chunks, self.states, strict=True):
             chunk.replica.synchronize_state(state)
         self.is_updating = False
 
     def reset_optimizer(self) -> None:
         """Set the optimizer state to that before the first update."""
-        for chunk, state in zip(self.chunks, self.states, strict=True):
-            state.updates = state.delay = 0
-            chunk.replica.fill(partial(_zero, state.slots.values()))
-        self.is_updating = False
+
+        def reset() -> None:
+            for state in self.states:
+                state.updates = state.delay = 0
+                for array in state.slots.values():
+                    array[...] = 0
+
+        self.restore(reset)
 
     def _publish(self) -> None:
         for chunk in self.chunks:
@@ -404,7 +409,6 @@ class Executors:
 
     def __init__(self, engine: Engine, plans: Sequence[ChunkPlan]) -> None:
         self._engine, self._plans = engine, plans
-        self._note_weights: NoteWeights | None = None
         self.most = 0
         self.runtimes: list[ChunkRuntime] = []
         self._stores: list[WeightStore | None] = [None] * len(plans)  # weight versions, which stay
@@ -423,16 +427,10 @@ class Executors:
         ]
         self._stores = [runtime.weights for runtime in self.runtimes]
 
-    def observe(self, note_weights: NoteWeights | None) -> None:
-        """Call `note_weights` in the passes of trainings from now on."""
-        if note_weights != self._note_weights:
-            self._note_weights = note_weights
-            self.executor.cache_clear()
-
     def _make_executor(self, task: str | None, count: int, *, trains: bool) -> Executor:
         """The executor for `count` minibatches, for training or for forward passes only; no `task`: no targets."""
         layout = self._engine.layout
-        note = self._note_weights if trains else None
+        note = self._engine.note_weights if trains else None
         return self.new_executor(layout.schedule if trains else layout.forward_schedule, task, count, note)
 
     def new_executor(
@@ -452,9 +450,22 @@ class Executors:
         return self.runtimes
 
 
-def _zero(arrays: Iterable[Array]) -> None:
-    for array in arrays:
-        array[...] = 0
+def _weighted_cross_entropy(
+    weights: HostArray,
+    logits: HostArray,
+    labels: HostArray,
+    columns: HostArray,
+    scale: float,
+    gradient: HostArray,
+    loss: HostArray,
+) -> None:
+    """`Kernels.cross_entropy` with each loss times the weight of its class; on the host only."""
+    from scipy.special import log_softmax
+
+    of_samples, logarithms = weights[labels], log_softmax(logits, axis=0)
+    np.multiply(np.exp(logarithms), of_samples * scale, out=gradient)
+    gradient[labels, columns] -= of_samples * scale
+    loss[0] = -np.sum(of_samples * logarithms[labels, columns])
 
 
 def broadcast_from_last_stage(grid: ProcessGrid, array: Array) -> None:

@@ -1,28 +1,37 @@
-"""Choice of the layout: the requested layout, resolved for the ranks of a training, whose memory it fits."""
+"""Choice of the layout: the requested layout, resolved for the ranks of a training, whose memory it fits.
+
+Whether the batch ranks of a node share their weights and gradients is chosen here, too.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hybridnn.comm.agreement import agree
+from hybridnn.comm.agreement import agree, hosts_where, name_hosts
 from hybridnn.comm.mpi import is_in_process
 from hybridnn.errors import SettingError
 from hybridnn.nn.kernels import Kernels
+from hybridnn.nn.parameters import ParameterLayout
+from hybridnn.parallel.dense import split_layers
 from hybridnn.parallel.grid import ProcessGrid, StageShapes
 from hybridnn.pipeline.layout import Layout
+from hybridnn.pipeline.schedules.program import plan_memory
 from hybridnn.training.config import OPTIONS, PIPELINE_OPTIONS, TrainConfig
 from hybridnn.utils.text import format_bytes
+
+if TYPE_CHECKING:
+    from hybridnn.parallel.shared_replica import Sharing
 
 
 def choose_layout(config: TrainConfig, grid: ProcessGrid, *, on_host: bool) -> Layout:
     """The layout of a training on a grid, equal on all ranks, with the layers of a ``profile`` partition; collective.
 
     All message sizes follow from it, so messages need no headers. Whether replicas are shared is chosen by
-    `hybridnn.training.sharing_choice`. Errors are those of `resolve_layout`, on every rank.
+    `choose_sharing`. Errors are those of `resolve_layout`, on every rank.
     """
     layout = agree(grid.world, lambda: resolve_layout(config, grid.stages, grid.node_ranks, on_host=on_host))
     if config.partition != "profile":
@@ -63,6 +72,67 @@ def resolve_layout(config: TrainConfig, stages: StageShapes, node_ranks: int, *,
         node_ranks=node_ranks,
         **pipeline,
     )
+
+
+# -- shared replicas ---------------------------------------------------------------------------------------------------
+
+TOO_FEW = "no node holds several ranks of a batch group"
+
+
+def choose_sharing(
+    config: TrainConfig, grid: ProcessGrid, layout: Layout, *, on_host: bool
+) -> tuple[Layout, Sharing | None]:
+    """Choose whether the batch ranks of a node share a replica; None for a private one. Collective over the grid.
+
+    ``shared_replicas = "auto"`` shares if a node has several ranks of a batch group and enough memory. Some ranks may
+    have a private replica where others share. Raises `SettingError` on every rank: ``shared_replicas`` is true, and
+    sharing is impossible.
+    """
+    setting, sharing = config.shared_replicas, None
+    if setting is False:
+        reason = "not wished"
+    elif not on_host:
+        reason = "not available on a GPU"
+    elif grid.size == 1:
+        reason = TOO_FEW
+    else:
+        from hybridnn.parallel.shared_replica import share_replicas  # a single rank shares nothing
+
+        sharing = share_replicas(grid)
+        reason = _sharing_problem(sharing, config, grid, layout)
+    if reason and setting is True:
+        raise SettingError("parallel.shared_replicas", setting, f"{reason}; allowed are 'auto', true and false")
+    return replace(layout, shared_replicas=not reason), None if reason else sharing
+
+
+def _sharing_problem(sharing: Sharing | None, config: TrainConfig, grid: ProcessGrid, layout: Layout) -> str:
+    """The reason why replicas cannot be shared, the same text on every rank; empty if they can."""
+    from hybridnn.parallel.nodes import free_shared_memory
+
+    def window_bytes() -> int:
+        """Upper bound of the bytes of the windows that this rank allocates, including gradients."""
+        if sharing is None or not sharing.memory.is_leader:
+            return 0
+        versions = plan_memory(layout.largest_schedules()[0], grid.pipeline_rank).peak_weight_versions
+        arrays = versions + len(config.optimizer.slot_names) + sharing.memory.group.size
+        splits = [
+            split_layers(layers, layout.model_split, grid.model, grid.model_rank)
+            for layers in layout.layers_of(config.model, grid.pipeline_rank)
+        ]
+        elements = sum(ParameterLayout(chunk).size for chunk in splits)
+        return arrays * elements * np.dtype(config.dtype).itemsize
+
+    needed = np.array([agree(grid.world, window_bytes)], np.int64)
+    grid.node_group.allreduce(needed)
+    too_large = needed[0] > free_shared_memory()
+    maxima = np.array([sharing is not None, too_large, needed[0] * too_large], np.int64)
+    grid.world.allreduce(maxima, "max")
+    if not maxima[0]:
+        return TOO_FEW
+    if not maxima[1]:
+        return ""
+    hosts = name_hosts(hosts_where(grid.world, bool(too_large)))
+    return f"the shared memory of {hosts} (/dev/shm) has no room for {maxima[2]:,} bytes"
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.comm.agreement import broadcast_text
 from hybridnn.comm.group import Group
 from hybridnn.nn.kernels import Array, Kernels
-from hybridnn.training.data_split import minibatches
 
 if TYPE_CHECKING:
     from hybridnn.parallel.workspace import StageArrays
@@ -171,21 +168,16 @@ def evaluate(engine: Engine, split: DataSplit) -> Metrics:
     """Metrics on all samples of `split`; collective over the grid."""
     grid, kernels, outputs = engine.grid, engine.kernels, engine.config.model.sizes[-1]
     loss, compute_loss = kernels.zeros((1,), engine.dtype), engine.loss(split.task, weighted=False)
-    engine.reserve(split.task, forward=split.samples)
-    batches = list(minibatches(np.arange(split.samples), engine.forward_size(split.samples)))
     sums: ClassificationSums | RegressionSums = RegressionSums(kernels, outputs)
     if split.task == "classification":
-        ranked = sum(ceil(len(batch) / grid.batch) for batch in batches) if outputs == 2 else 0
-        sums = ClassificationSums(kernels, len(batches), ranked)
+        blocks = ceil(split.samples / engine.forward_size(split.samples))
+        most = ceil(split.samples / grid.batch) + blocks  # on a rank, whose block of each pass is rounded up
+        sums = ClassificationSums(kernels, blocks, most if outputs == 2 else 0)
 
     def add(minibatch: Minibatch, arrays: StageArrays) -> None:
-        compute_loss(arrays, minibatch.size, loss)
-        sums.add(arrays.outputs, arrays.targets, loss)
+        if grid.model_rank == 0:  # all ranks of a model group have the same outputs
+            compute_loss(arrays, minibatch.size, loss)
+            sums.add(arrays.outputs, arrays.targets, loss)
 
-    loaded = engine.make_minibatches(split, batches, [0.0] * len(batches))
-    engine.forward.executor(split.task, len(batches), trains=False).forward(loaded, add)
-    if grid.pipeline == 1:
-        return sums.total(grid.batch_group)
-    is_last = grid.pipeline_rank == grid.pipeline - 1
-    text = json.dumps(asdict(sums.total(grid.batch_group))) if is_last else ""
-    return Metrics(**json.loads(broadcast_text(grid.world, text, grid.rank_at(grid.pipeline - 1, 0, 0))))
+    engine.run_forward(split, split.task, add)
+    return sums.total(grid.world)

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, replace
-from functools import partial
 from math import ceil, nan
 from numbers import Real
 from types import MappingProxyType
@@ -23,12 +22,7 @@ from hybridnn.nn.optimizers import SGD, Optimizer, find_optimizer
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.executor import Minibatch
 from hybridnn.training.config import ADVICE, OPTIONS, DeviceOptions, TrainConfig, TrainOptions, show_options
-from hybridnn.training.data_split import (
-    DataSplit,
-    doubts,
-    epoch_order,
-    minibatches,
-)
+from hybridnn.training.data_split import DataSplit, balanced_weights, doubts, epoch_order, minibatches
 from hybridnn.training.device import TrainingDevice, resolve_device
 from hybridnn.training.epoch import EpochResult, EpochSteps, Event
 from hybridnn.training.layout_choice import choose_layout
@@ -241,10 +235,7 @@ class Trainer(TrainedNetwork):
             for doubt in doubts(train.rows, test, is_first=self.step == 0):
                 warn_caller(doubt)
         if self.class_weight is not None:
-            from hybridnn.training.class_weights import balanced_weights, weighted_cross_entropy
-
-            weights = balanced_weights(self.grid, train, self.model.sizes[-1], self.engine.dtype)
-            self.engine.weighted_cross_entropy = partial(weighted_cross_entropy, weights)
+            self.engine.class_weights = balanced_weights(self.grid, train, self.model.sizes[-1], self.engine.dtype)
         per_epoch = self._steps_per_epoch(train)
         self.last_epoch = self.progress.epoch + epochs - 1
         self.last_step = self.step - self.progress.minibatches + epochs * per_epoch
@@ -342,15 +333,21 @@ class Trainer(TrainedNetwork):
         """The minibatches of the rest of the epoch, and of the later ones before the pipeline drains."""
         start, every = self.progress, 1 if self.layout.exact else self.drain_every
         stop = min(self.last_epoch, ceil(start.epoch / every) * every)
-        epochs = [self._minibatches(train, start, per_epoch)]
-        for epoch in range(start.epoch + 1, stop + 1):
-            before = Progress(step=epochs[-1][-1].number + 1, epoch=epoch)
-            epochs.append(self._minibatches(train, before, per_epoch))
+        lr, multiplier = self.optimizer.lr, self.schedule.multiplier
+        epochs: list[list[Minibatch]] = []
+        step, done = start.step, start.minibatches
+        for epoch in range(start.epoch, stop + 1):
+            order = epoch_order(train.samples, self.seed, epoch, self.shuffle)
+            batches = list(minibatches(order, self.batch_size))[done:]
+            steps = range(step, step + len(batches))
+            rates = [lr * multiplier(number, per_epoch, self.last_step) for number in steps]
+            epochs.append(self.engine.make_minibatches(train, batches, rates, first=step))
+            step, done = steps.stop, 0
         if self.grid.size > 1:
             from hybridnn.training.rank_comparison import require_same_rates
 
-            rates = [minibatch.rate for minibatches in epochs for minibatch in minibatches]
-            require_same_rates(self.grid.world, range(start.step, start.step + len(rates)), rates)
+            rates = [minibatch.rate for of_epoch in epochs for minibatch in of_epoch]
+            require_same_rates(self.grid.world, range(start.step, step), rates)
         return epochs
 
     def _end_epoch(self, result: EpochResult, test: DataSplit | None, callbacks: Sequence[Callback]) -> bool:
@@ -380,14 +377,6 @@ class Trainer(TrainedNetwork):
         rate = self.optimizer.lr * self.schedule.multiplier(self.step - 1, per_epoch, self.last_step)
         nothing = Speed(0.0, 0.0, 0.0, 0, 0.0), MeasuredStep(self.progress.epoch, 0.0, {}, 0.0, 0.0)
         return self._end_epoch(EpochResult(self.progress, rate, *nothing), test, callbacks)
-
-    def _minibatches(self, train: DataSplit, start: Progress, per_epoch: int) -> list[Minibatch]:
-        """The minibatches of the rest of an epoch, from `start` on."""
-        order = epoch_order(train.samples, self.seed, start.epoch, self.shuffle)
-        batches = list(minibatches(order, self.batch_size))[start.minibatches :]
-        steps = range(start.step, start.step + len(batches))
-        rates = [self.optimizer.lr * self.schedule.multiplier(step, per_epoch, self.last_step) for step in steps]
-        return self.engine.make_minibatches(train, batches, rates, first=start.step)
 
     def free(self) -> None:
         """As `TrainedNetwork.free`; also ends the stall watchdog, and NCCL unless the caller provided the device."""

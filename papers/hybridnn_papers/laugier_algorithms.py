@@ -11,7 +11,7 @@ loss_init                         2      2      2      `resolve_loss` (`hybridnn
 for epoch                         3      3      3      `Trainer.fit` (`hybridnn.training.trainer`)
 CreateMiniBatches                 4, 5   4, 5   4, 5   `epoch_order`, `minibatches` (`hybridnn.training.data_split`)
 for miniBatch                     6      6      6      `Engine.train` (`hybridnn.training.engine`)
-Scatter, scatter_broadcast        7             7      `ScatterDistributor` (`distribution`)
+Scatter, scatter_broadcast        7             7      `ScatterDistributor` (`hybridnn.training.data_split`)
 previous_y = miniBatch            8      7      8      `Engine.make_minibatches` (`hybridnn.training.engine`)
 for layer                         9      8      9      `ModelChunk.forward` (`model_chunk`)
 ForwardPass                       10     9      10     `ColumnDense.forward` (`dense`)

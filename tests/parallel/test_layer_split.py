@@ -10,8 +10,8 @@ from hybridnn.comm.blocks import block_bounds, block_sizes, block_slice
 from hybridnn.data import ArrayRows
 from hybridnn.nn.mlp import MLP
 from hybridnn.parallel.dense import MODEL_SPLITS, split_layers
-from hybridnn.parallel.distribution import ScatterDistributor
 from hybridnn.parallel.grid import ProcessGrid, fitting_grids
+from hybridnn.training.data_split import ScatterDistributor
 from reference.ranks import allgather_objects
 
 

@@ -84,7 +84,9 @@ def steps_of(
     state = replica.new_state(optimizer, weights)
     random = np.random.default_rng(0)
     start = random.standard_normal(size)
-    replica.fill(lambda: np.copyto(weights, start))
+    if replica.is_leader:
+        weights[...] = start
+    replica.publish()
     private, slots = start.copy(), {name: np.zeros(size) for name in optimizer.slot_names}
     expected = OptimizerState(slots, np.empty(2 * size), NUMPY)
     for step in range(3):

@@ -17,9 +17,9 @@ from hybridnn import MLP, SGD, Adam, ProcessGrid, Trainer
 from hybridnn.checkpoints.reading import Checkpoint, newest_valid
 from hybridnn.checkpoints.writing import checkpoint_writer
 from hybridnn.errors import HybridnnError, SettingError
+from hybridnn.parallel import nodes
 from hybridnn.parallel.model_chunk import ModelChunk, PrivateReplica
 from hybridnn.parallel.shared_replica import SharedReplica
-from hybridnn.training import sharing_choice
 from reference.callbacks import Calling
 from reference.cases import Case, assert_arrays_close, assert_arrays_same, data, local_data, make_trainer, reference
 from reference.pipeline_cases import ADAM, DELAYED_CASES, check_pipelined
@@ -172,7 +172,7 @@ def test_what_cannot_be_is_refused_and_left_alone_by_default(
         return
     assert isinstance(made("auto"), SharedReplica)
     # Only one rank has too little room: all of them hear of it.
-    monkeypatch.setattr(sharing_choice, "free_shared_memory", lambda: 1000.0 if this_rank() else np.inf)
+    monkeypatch.setattr(nodes, "free_shared_memory", lambda: 1000.0 if this_rank() else np.inf)
     assert isinstance(made("auto"), PrivateReplica)
     with pytest.raises(SettingError, match=r"\(/dev/shm\) has no room for 2,\d{3} bytes"):
         made(True)

@@ -23,12 +23,11 @@ from hybridnn.nn.optimizers import Optimizer, OptimizerState
 from hybridnn.nn.parameters import LayerParameters
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.parallel.model_chunk import ModelChunk
-from hybridnn.parallel.workspace import Workspace
+from hybridnn.parallel.workspace import ConcatenatedMicrobatches, Workspace
 from hybridnn.pipeline.schedules.instructions import Instruction, ReceiveActivations, ReceiveGradients
 from hybridnn.pipeline.schedules.program import ChunkPlan
 
 if TYPE_CHECKING:
-    from hybridnn.parallel.concatenated_microbatches import ConcatenatedMicrobatches
     from hybridnn.pipeline.execution.point_to_point import Channels, ExpectedMessage
 
 
@@ -80,8 +79,6 @@ class ChunkRuntime:
         self.input_receiver, self.gradient_receiver, self.output_sender, self.gradient_sender = channels
         self.concatenated: ConcatenatedMicrobatches | None = None
         if plan.concatenates:
-            from hybridnn.parallel.concatenated_microbatches import ConcatenatedMicrobatches
-
             columns = capacity * plan.microbatches
             loads_input = plan.role.loads_input
             self.concatenated = ConcatenatedMicrobatches(chunk.shards, columns, dtype, loads_input, kernels)

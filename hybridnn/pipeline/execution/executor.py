@@ -241,7 +241,7 @@ class Executor:
         weights = self._weights(task)
 
         def noted(minibatch: Minibatch) -> None:
-            note(instruction, minibatch, weights() or task.runtime.chunk.parameters)
+            note(instruction, minibatch, task.runtime.chunk.parameters if weights is None else weights())
             operation(minibatch)
 
         return noted
@@ -251,7 +251,7 @@ class Executor:
         start, stop = block_bounds(task.size, self._microbatches, task.instruction.microbatch)
         arrays = self._arrays(task)
         x = arrays.samples if schedule.is_first(*place) else None
-        y = arrays.targets if schedule.is_last(*place) else None
+        y = arrays.targets if schedule.is_last(*place) and self._labels is not None else None
 
         def load(minibatch: Minibatch) -> None:
             minibatch.load(minibatch.samples, start, stop, x, y)
@@ -282,44 +282,46 @@ class Executor:
         return forward
 
     def _compute_outputs(self, task: _Task) -> Operation:
-        arrays, weights, forward = self._arrays(task), self._weights(task), task.runtime.chunk.forward
-        return self._timed(task, lambda minibatch: forward(arrays, weights()))
+        return self._timed(task, self._pass(task, task.runtime.chunk.forward))
 
-    def _timed(self, task: _Task, work: Operation, name: str = "") -> Operation:
+    def _pass(self, task: _Task, compute: Callable[..., None], **options: Any) -> Callable[[], None]:
+        """A pass of a chunk over the arrays of a task, with the weights that it reads."""
+        arrays, weights = self._arrays(task), self._weights(task)
+        if weights is None:
+            return partial(compute, arrays, **options)
+        return lambda: compute(arrays, weights(), **options)
+
+    def _timed(self, task: _Task, work: Callable[[], None], name: str = "") -> Operation:
         """An operation whose time is recorded, by default as that of its instruction."""
         end_compute, instruction = self._grid.recorder.end_compute, task.instruction
         name = name or instruction.name
 
         def timed(minibatch: Minibatch) -> None:
             start = perf_counter()
-            work(minibatch)
+            work()
             end_compute(name, start, (instruction, minibatch.number))
 
         return timed
 
     def _backward(self, task: _Task) -> Operation:
-        arrays, weights, options = self._arrays(task), self._weights(task), self._gradient_options(task)
-        backward = task.runtime.chunk.backward
-        return self._backward_pass(task, lambda minibatch: backward(arrays, weights(), **options))
+        return self._backward_pass(task, task.runtime.chunk.backward, **self._gradient_options(task))
 
     def _input_gradient(self, task: _Task) -> Operation:
-        arrays, weights, runtime = self._arrays(task), self._weights(task), task.runtime
-        input_gradient, copy_layer = runtime.chunk.input_gradient, None
+        runtime, copy_layer = task.runtime, None
         if runtime.concatenated is not None:
             first, samples = self._columns(task)
             copy_layer = partial(runtime.concatenated.copy_layer, first=first, samples=samples)
-        return self._backward_pass(task, lambda minibatch: input_gradient(arrays, weights(), copy_layer))
+        return self._backward_pass(task, runtime.chunk.input_gradient, done=copy_layer)
 
-    def _backward_pass(self, task: _Task, work: Operation) -> Operation:
+    def _backward_pass(self, task: _Task, work: Callable[..., None], **options: Any) -> Operation:
         """Operation of a backward pass: receive the output gradient or compute the loss; pack the input gradient."""
-        arrays, samples, compute = self._arrays(task), self._samples(task), self._timed(task, work)
-        receiver, sender, loss = task.runtime.gradient_receiver, task.runtime.gradient_sender, self._loss_of(task)
+        arrays, samples = self._arrays(task), self._samples(task)
+        receiver, sender = task.runtime.gradient_receiver, task.runtime.gradient_sender
+        begin = self._loss_of(task) if receiver is None else lambda _: receiver.receive(arrays.output_gradient)
+        compute = self._timed(task, self._pass(task, work, **options))
 
         def backward(minibatch: Minibatch) -> None:
-            if receiver is not None:
-                receiver.receive(arrays.output_gradient)
-            else:
-                loss(minibatch)
+            begin(minibatch)
             compute(minibatch)
             if sender is not None:
                 assert arrays.input_gradient is not None
@@ -329,16 +331,16 @@ class Executor:
 
     def _loss_of(self, task: _Task) -> Operation:
         """Operation that computes the loss of a microbatch and adds it to that of earlier ones."""
-        arrays, chunk, addend, compute = self._arrays(task), task.runtime.chunk, task.runtime.loss, self._loss
+        assert self._loss is not None
+        chunk, addend = task.runtime.chunk, task.runtime.loss
         is_first = task.position in self._program.first_backward
+        compute = partial(self._loss, self._arrays(task), task.size, chunk.loss if is_first else addend)
 
-        def loss(minibatch: Minibatch) -> None:
-            assert compute is not None
-            compute(arrays, minibatch.size, chunk.loss if is_first else addend)
-            if not is_first:
-                chunk.kernels.add(chunk.loss, addend, chunk.loss)
+        def add_loss() -> None:
+            compute()
+            chunk.kernels.add(chunk.loss, addend, chunk.loss)
 
-        return self._timed(task, loss, "loss")
+        return self._timed(task, compute if is_first else add_loss, "loss")
 
     def _weight_gradient(self, task: _Task) -> Operation:
         if task.instruction.microbatch == ALL_MICROBATCHES:
@@ -347,7 +349,7 @@ class Executor:
         else:
             layers = self._arrays(task).layers
         weight_gradient, options = task.runtime.chunk.weight_gradient, self._gradient_options(task)
-        return self._timed(task, lambda minibatch: weight_gradient(layers, **options))
+        return self._timed(task, partial(weight_gradient, layers, **options))
 
     def _gradient_options(self, task: _Task) -> dict[str, bool]:
         """Whether a pass adds to the gradients of earlier microbatches, and whether their all-reduce follows it."""
@@ -356,6 +358,8 @@ class Executor:
         return {"accumulate": position in program.accumulating, "reduce": reduces}
 
     def _reduce(self, task: _Task) -> Operation:
+        if self._grid.batch == 1:
+            return _no_operation
         finishes = [runtime.chunk.replica.finish for runtime in self._runtimes]
 
         def finish_reductions(minibatch: Minibatch) -> None:
@@ -367,12 +371,15 @@ class Executor:
     def _update(self, task: _Task) -> Operation:
         kept, delay = self._program.kept[task.position], self._program.delays[task.position]
         updates = [partial(runtime.weights.update, kept=kept, delay=delay) for runtime in self._runtimes]
+        end_compute, instruction = self._grid.recorder.end_compute, task.instruction
 
         def update(minibatch: Minibatch) -> None:
+            start = perf_counter()
             for update_chunk in updates:
                 update_chunk(minibatch.rate)
+            end_compute(instruction.name, start, (instruction, minibatch.number))
 
-        return self._timed(task, update)
+        return update
 
     # -- sizes, arrays and weights -----------------------------------------------------------------------------------
 
@@ -402,17 +409,11 @@ class Executor:
             self._labels,
         )
 
-    def _weights(self, task: _Task) -> Callable[[], Any]:
-        """Function that returns the parameters for a pass; it returns None for the current ones."""
+    def _weights(self, task: _Task) -> Callable[[], Sequence[LayerParameters]] | None:
+        """Function that returns the parameters for a pass; None for the current ones."""
         age, ahead = self._program.reads[task.position]
-        if age == ahead == 0:
-            return _current
-        return partial(task.runtime.weights.read, age, ahead)
+        return None if age == ahead == 0 else partial(task.runtime.weights.read, age, ahead)
 
 
 def _no_operation(minibatch: Minibatch) -> None:
     pass
-
-
-def _current() -> None:
-    """Stands for the chunk's current weights."""
