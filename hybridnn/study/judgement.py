@@ -284,7 +284,8 @@ def _share(side: Sample, other: Sample | None, tail: float) -> Estimate:
 
 @lru_cache(maxsize=1024)
 def _clopper_pearson(hits: int, runs: int, tail: float) -> tuple[float, float, float]:
-    from scipy.stats import binomtest
+    from scipy.stats import beta
 
-    found = binomtest(hits, runs).proportion_ci(1 - 2 * tail, method="exact")
-    return hits / runs, float(found.low), float(found.high)
+    low = float(beta.ppf(tail, hits, runs - hits + 1)) if hits else 0.0
+    high = float(beta.ppf(1 - tail, hits + 1, runs - hits)) if hits < runs else 1.0
+    return hits / runs, low, high
