@@ -116,7 +116,7 @@ class TrainView(RunView):
     def on_end(self, summary: RunSummary) -> None:
         """Print the final tables, or the JSON object."""
         self._stop_progress()
-        speed = Speed.of_epochs(summary.epochs)
+        speed = speed_of(summary.epochs)
         if self._as_json:
             best = summary.best
             figures = {**asdict(summary), "best_metric": summary.best_value, "best_epoch": best and best.epoch}
@@ -291,6 +291,16 @@ def epoch_table(
             style="bold" if record is best else None,
         )
     return table
+
+
+def speed_of(epochs: Sequence[EpochRecord]) -> Speed:
+    """Throughput over several epochs together, and the sums of their times and traffic."""
+    compute = sum(record.compute_seconds for record in epochs)
+    inside = sum(record.communication_seconds for record in epochs)
+    seconds = [record.compute_seconds + record.communication_seconds for record in epochs]
+    samples = sum(record.samples_per_second * own for record, own in zip(epochs, seconds, strict=True))
+    sent, waiting = sum(record.bytes_sent for record in epochs), sum(record.waiting_seconds for record in epochs)
+    return Speed(samples / (compute + inside) if samples else 0.0, compute, inside, sent, waiting)
 
 
 def summary_table(summary: RunSummary, speed: Speed) -> Table:

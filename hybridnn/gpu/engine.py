@@ -277,7 +277,7 @@ class GpuEngine(Engine):
             yield from super().train(split, minibatches, losses)
             return
         executor = self._begin(split.task, minibatches)
-        losses.read_from(self._graphs.begin(split.on_device, minibatches, executor))
+        losses.totals = self._graphs.begin(split.on_device, minibatches, executor)
         for minibatch in minibatches:
             self.is_updating = True  # a captured step is one call
             self._graphs.step(minibatch, lambda captured: self._step(executor, captured, lambda captured, total: None))

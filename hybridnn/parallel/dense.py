@@ -178,10 +178,7 @@ class RowDense:
             self._kernels.row_sums(s.dz[self._bias_rows], s.ones, gradient.bias)
 
 
-ParallelDense = ColumnDense | RowDense
-
-
-def parallel_dense(shard: LayerShard, group: Group, overlap: bool, kernels: Kernels) -> ParallelDense:
+def parallel_dense(shard: LayerShard, group: Group, overlap: bool, kernels: Kernels) -> ColumnDense | RowDense:
     """The layer of a shard."""
     return RowDense(shard, group, kernels) if shard.by_inputs else ColumnDense(shard, group, overlap, kernels)
 

@@ -112,8 +112,16 @@ class ProcessGrid:
         stall_seconds: float = STALL_SECONDS,
     ) -> None:
         require_number("stall_seconds", stall_seconds, at_least=0)
-        arguments = {"pipeline": pipeline, "batch": batch, "model": model, "stages": stages}
-        _require_equal(all_ranks_group(comm, stall_seconds), arguments | {"message_limit": message_limit})
+        everyone = all_ranks_group(comm, stall_seconds)
+        if everyone.size > 1:
+            from hybridnn.comm.agreement import unequal_values
+
+            axes = {"pipeline": pipeline, "batch": batch, "model": model, "stages": stages}
+            given = {name: repr(value) for name, value in (axes | {"message_limit": message_limit}).items()}
+            unequal = unequal_values(everyone, lambda: given)
+            if unequal:
+                texts = "; ".join(difference.text for difference in unequal)
+                raise GridError(f"process grid: {texts}; it must be the same on every rank")
         self.comm: Any = comm if comm is not None else import_mpi().COMM_WORLD
         size, self.lock = self.comm.Get_size(), RLock()
         if size > 1:
@@ -182,11 +190,8 @@ class ProcessGrid:
     def attach_device(self, transports: TransportFactory) -> str:
         """Enable arrays of this rank's device in all groups; collective, and nothing may be in flight.
 
-        Returns
-        -------
-        str
-            The first reason why this rank could not be connected in a group, which then stages its arrays; empty if all
-            groups are connected. The remaining groups are attached in either case.
+        Returns the first reason why this rank could not be connected in a group, which then stages its arrays; empty if
+        all groups are connected. The remaining groups are attached in either case.
         """
         problems = [group.attach_device(transports) for group in self.groups]
         return next(filter(None, problems), "")
@@ -226,18 +231,6 @@ def all_ranks_group(comm: MPI.Intracomm | None = None, stall_seconds: float = ST
 
         wait_for_ranks(ranks, stall_seconds)
     return Group(ranks, "world", Recorder())
-
-
-def _require_equal(group: Group, arguments: dict[str, Any]) -> None:
-    """Raise a `GridError` on every rank if the ranks have different arguments; collective."""
-    if group.size == 1:
-        return
-    from hybridnn.comm.agreement import unequal_values
-
-    unequal = unequal_values(group, lambda: {name: repr(value) for name, value in arguments.items()})
-    if unequal:
-        texts = "; ".join(difference.text for difference in unequal)
-        raise GridError(f"process grid: {texts}; it must be the same on every rank")
 
 
 def fitting_grids(ranks: int, pipeline: int = 1) -> list[tuple[int, int]]:

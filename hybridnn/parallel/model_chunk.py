@@ -166,7 +166,9 @@ class ModelChunk:
 
     def squared_norms(self, flat: NDArray[Any]) -> NDArray[np.float64]:
         """Squared norm of every layer of a flat buffer, shape (layers,), each parameter of the model counted once."""
-        return _summed(self._group, self.kernels.squared_norms(flat, self.layout.ends))
+        norms = self.kernels.squared_norms(flat, self.layout.ends)
+        self._group.allreduce(norms)
+        return norms
 
     def squared_gradient_norm(self, norm: Array) -> None:
         """Squared norm of the last gradient, summed over the batch group, each parameter of the model counted once.
@@ -188,9 +190,9 @@ class ModelChunk:
             weight[shard.rows, shard.columns] = view.weight
             bias = np.zeros(shard.layer.outputs, flat.dtype)
             bias[shard.bias_rows] = view.bias
-            # Every element is owned by one rank, so the sum of the zero-padded blocks is the array, exactly.
-            arrays[parameter_name(shard.layer, "weight")] = _summed(self._group, weight)
-            arrays[parameter_name(shard.layer, "bias")] = _summed(self._group, bias)
+            arrays |= {parameter_name(shard.layer, "weight"): weight, parameter_name(shard.layer, "bias"): bias}
+        for array in arrays.values():
+            self._group.allreduce(array)  # exactly: every element is owned by one rank, and 0 on the others
         return arrays
 
     def load(self, weights: Mapping[str, NDArray[Any]] | None, seed: int = 0) -> None:
@@ -201,11 +203,6 @@ class ModelChunk:
         else:
             self.layout.load(host, weights)
         self.kernels.put(host, self.weights)
-
-
-def _summed(group: Group, array: NDArray[Any]) -> NDArray[Any]:
-    group.allreduce(array)
-    return array
 
 
 # -- private replicas --------------------------------------------------------------------------------------------------
@@ -229,14 +226,7 @@ class PrivateReplica:
 
     is_leader = True
 
-    def __init__(
-        self,
-        group: Group,
-        ends: Sequence[int],
-        dtype: DTypeLike,
-        overlap: bool,
-        kernels: Kernels = NUMPY,
-    ) -> None:
+    def __init__(self, group: Group, ends: Sequence[int], dtype: DTypeLike, overlap: bool, kernels: Kernels) -> None:
         self._kernels = kernels
         flat = kernels.zeros((ends[-1] + 1,), dtype)
         self.gradient, self.loss, self.nbytes = flat[:-1], flat[-1:], flat.nbytes

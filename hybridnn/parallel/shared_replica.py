@@ -46,11 +46,6 @@ class Sharing:
     slices: int  # slices of the replica, on every node the same
     owned: tuple[OwnedSlice, ...]  # the slices that this rank owns, in order
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether all ranks of the batch group share one replica."""
-        return self.batch.size == self.memory.group.size
-
 
 def share_replicas(grid: ProcessGrid) -> Sharing | None:
     """Create the shared memory and groups of shared replicas; collective over the grid.
@@ -126,6 +121,8 @@ class SharedReplica:
     gradient : ndarray, shape (size,)
         This rank's segment of the window. Slices that it owns may hold the sum over all ranks after
         `squared_norm_into`, `clip`, `full_gradient`, or an update over several nodes.
+    nbytes : int
+        Bytes of the gradients and the workspace of this rank.
     """
 
     def __init__(self, sharing: Sharing, size: int, dtype: DTypeLike, arrays: int) -> None:
@@ -139,6 +136,8 @@ class SharedReplica:
         self.gradient = self._segments[rank]
         _, largest = slice_bounds(size, sharing.slices, 0)
         self._workspace = NUMPY.empty((min(SUM_BLOCK, largest),), dtype)
+        of_rank = self.gradient, self.loss, self.total_loss, self._workspace
+        self.nbytes: int = sum(array.nbytes for array in of_rank)
         self._slices = [self._blocks(item.number) for item in sharing.owned]
         self._states: list[OptimizerState] = []
         self._is_summed = False
@@ -147,11 +146,6 @@ class SharedReplica:
         for block in chain(*self._slices):
             window[:arrays, block.where] = 0
         self.publish()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the gradients and the workspace of this rank."""
-        return sum(item.nbytes for item in (self.gradient, self.loss, self.total_loss, self._workspace))
 
     def new_array(self) -> HostArray:
         """The next of the shared arrays; all ranks must call this in the same order."""
@@ -187,7 +181,7 @@ class SharedReplica:
         self, optimizer: Optimizer, weights: HostArray, state: OptimizerState, rate: float, out: HostArray | None = None
     ) -> None:
         """Update the slices of this rank, and return when all slices are updated."""
-        if not self._sharing.is_whole:
+        if self._batch.size > self._memory.group.size:  # on several nodes
             self._sum()
         for block, block_state in zip(chain(*self._slices), self._states, strict=True):
             gradient = block.own if self._is_summed else block.sum_into(block.workspace)

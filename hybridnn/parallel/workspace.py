@@ -32,20 +32,17 @@ WIDE, STEP = 128, 16
 class StageRole(NamedTuple):
     """Whether a stage is at an end of the pipeline."""
 
-    # whether its input is data, and whether its output is compared with targets
-    loads_input: bool = True
-    loads_target: bool = True
+    loads_input: bool = True  # whether its input is data
+    loads_target: bool = True  # whether its output is compared with targets
 
 
 @dataclass(frozen=True)
 class MicrobatchBuffers:
     """Buffers for the microbatches in flight."""
 
-    # buffers for inputs (with their targets), and sets of activations
-    inputs: int = 1
-    activations: int = 1
-    # whether each set stores ``dz``, because weight gradients are computed later than input gradients
-    keeps_dz: bool = False
+    inputs: int = 1  # with their targets
+    activations: int = 1  # sets of activations
+    keeps_dz: bool = False  # whether sets store ``dz``: weight gradients are computed later than input gradients
 
 
 @dataclass(frozen=True)
@@ -62,19 +59,13 @@ class StageArrays:
     output_gradient: Array  # gradient with respect to it, which the loss or the next stage writes
 
 
-@dataclass(frozen=True)
-class _ActivationSet:
-    """One set of what a forward pass stores, flat, per layer; None for layers that do not need an array."""
+class _Stored(NamedTuple):
+    """What the forward pass of a layer stores, flat; None where the layer does not need an array."""
 
-    outputs: list[Array]
-    separate: list[Array | None]
-    full_inputs: list[Array | None]
-    dz: list[Array | None]
-
-    @property
-    def nbytes(self) -> int:
-        arrays = *self.outputs, *self.separate, *self.full_inputs, *self.dz
-        return sum(array.nbytes for array in arrays if array is not None)
+    output: Array
+    separate: Array | None
+    full_input: Array | None
+    dz: Array | None
 
 
 class Workspace:
@@ -101,7 +92,7 @@ class Workspace:
         self._cache: dict[tuple[int, int, int, bool | None], StageArrays] = {}
         self._inputs = [self._allocate(shards[0].layer.inputs) for _ in range(buffers.inputs)]
         self._targets: dict[bool, list[Array]] = {}  # by whether they are labels
-        self._activations = [self._allocate_activations() for _ in range(buffers.activations)]
+        self._activations = [list(map(self._allocate_stored, shards)) for _ in range(buffers.activations)]
         self._columns = kernels.to_device(np.arange(capacity))
         self._ones = self._kernels.zeros((capacity,), dtype)
         self._ones[...] = 1
@@ -129,8 +120,9 @@ class Workspace:
     @property
     def activation_bytes(self) -> int:
         """Bytes of the inputs and activations stored until their backward pass."""
-        stored = *self._inputs, *chain(*self._targets.values()), *self._activations
-        return sum(array.nbytes for array in stored)
+        of_layers = chain(*chain(*self._activations))
+        stored = *self._inputs, *chain(*self._targets.values()), *of_layers
+        return sum(array.nbytes for array in stored if array is not None)
 
     def arrays(self, n: int, input_slot: int = 0, activation_slot: int = 0, labels: bool | None = None) -> StageArrays:
         """Views for `n` samples, at most the capacity, of one input buffer and one set of activations.
@@ -145,13 +137,14 @@ class Workspace:
     def _allocate(self, height: int) -> Array:
         return self._kernels.empty((height * self._capacity,), self._dtype)
 
-    def _allocate_activations(self) -> _ActivationSet:
-        shards, keeps_dz = self._shards, self._buffers.keeps_dz
-        return _ActivationSet(
-            [self._allocate(_output_height(shard)) for shard in shards],
-            [self._allocate(_own_height(shard)) if shard.layer.residual else None for shard in shards],
-            [self._allocate(shard.layer.inputs) if _gathers_input(shard) else None for shard in shards],
-            [self._allocate(_own_height(shard)) if keeps_dz else None for shard in shards],
+    def _allocate_stored(self, shard: LayerShard) -> _Stored:
+        layer = shard.layer
+        has_block = shard.by_inputs and shard.weight_shape[1] < layer.inputs  # of its input
+        return _Stored(
+            self._allocate(_output_height(shard)),
+            self._allocate(_own_height(shard)) if layer.residual else None,
+            self._allocate(layer.inputs) if layer.residual and has_block else None,
+            self._allocate(_own_height(shard)) if self._buffers.keeps_dz else None,
         )
 
     def _view(self, n: int, input_slot: int, activation_slot: int, labels: bool | None) -> StageArrays:
@@ -165,8 +158,8 @@ class Workspace:
             targets = buffer[:n] if labels else buffer[: n * last.outputs].reshape(n, last.outputs)
         layers: list[LayerArrays] = []
         source = x
-        for index in range(len(self._shards)):
-            layers.append(self._view_layer(index, source, n, self._activations[activation_slot]))
+        for index, stored in enumerate(self._activations[activation_slot]):
+            layers.append(self._view_layer(index, source, n, stored))
             source = layers[-1].y
         return StageArrays(
             samples=x.T,
@@ -192,15 +185,15 @@ class Workspace:
         """
         return not self._features_contiguous and self._dtype == np.float64 and (n < WIDE or n % STEP != 0)
 
-    def _view_layer(self, index: int, x: Array, n: int, stored: _ActivationSet) -> LayerArrays:
+    def _view_layer(self, index: int, x: Array, n: int, stored: _Stored) -> LayerArrays:
         shard = self._shards[index]
         layer, view = shard.layer, partial(self._features, n=n)
         above = len(self._shards) - 1 - index
-        y = view(stored.outputs[index], _output_height(shard))
+        y = view(stored.output, _output_height(shard))
         dy = view(self._gradients[above % 2], _output_height(shard))
         has_dx = index > 0 or not self._role.loads_input
         dx = view(self._gradients[(above + 1) % 2], len(x)) if has_dx else None
-        own, rows, full_input = _own_height(shard), shard.rows, stored.full_inputs[index]
+        own, rows, full_input = _own_height(shard), shard.rows, stored.full_input
         local_y, own_dy = (y[rows], dy[rows]) if shard.gathers else (y, dy)
         full_x = own_x = own_dx = None
         if layer.residual and not shard.by_inputs:
@@ -211,7 +204,7 @@ class Workspace:
             full_x = x if full_input is None else view(full_input, layer.inputs)
             own_x = None if full_input is None else full_x[shard.columns]
         product = self._product if has_dx and own >= TALL and n <= NARROW else None
-        separate, dz = stored.separate[index], stored.dz[index]
+        separate, dz = stored.separate, stored.dz
         if dz is None and layer.residual:
             dz = self._own_gradient
         return LayerArrays(
@@ -240,11 +233,6 @@ def _own_height(shard: LayerShard) -> int:
 def _output_height(shard: LayerShard) -> int:
     """Rows of the input of the next layer."""
     return shard.layer.outputs if shard.gathers else shard.weight_shape[0]
-
-
-def _gathers_input(shard: LayerShard) -> bool:
-    """Whether a residual layer split by inputs has only a block of its input on this rank."""
-    return shard.by_inputs and shard.layer.residual and shard.weight_shape[1] < shard.layer.inputs
 
 
 class ConcatenatedMicrobatches:

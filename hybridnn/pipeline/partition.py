@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
 from math import ceil, inf
-from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -247,7 +246,7 @@ def time_layers(model: MLP, samples: int, dtype: DTypeLike, repeats: int = REPEA
     time_passes = layer_timer(model, samples, dtype)
     with threadpool_limits(limits=1, user_api="blas"):
         _, *rounds = [time_passes() for _ in range(1 + repeats)]
-    return tuple(LayerSeconds(*map(median, zip(*layer, strict=True))) for layer in zip(*rounds, strict=True))
+    return tuple(LayerSeconds(*np.median(layer, axis=0).tolist()) for layer in zip(*rounds, strict=True))
 
 
 def layer_timer(model: MLP, samples: int, dtype: DTypeLike) -> Callable[[], list[LayerSeconds]]:

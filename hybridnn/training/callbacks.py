@@ -162,19 +162,16 @@ class ProgressBar(Callback):
         text = self._text + more
         if in_notebook():
             bar = f'<progress value="{self._done}" max="{self.epochs}"></progress>'
-            self._display({"text/plain": text, "text/html": f"{bar} {escape(text)}"})
+            bundle = {"text/plain": text, "text/html": f"{bar} {escape(text)}"}
+            if self._handle is None:  # the bar is shown below the cell, and updated there
+                display: Any = import_module("IPython.display").display  # which has no types
+                self._handle = display(bundle, raw=True, display_id=True)
+            else:
+                self._handle.update(bundle, raw=True)
             return
         filled = CELLS * min(self._done, self.epochs) // self.epochs
         line = f"{'━' * filled}{'─' * (CELLS - filled)} {text}"
         print(f"\r\033[K{line[: get_terminal_size().columns - 1]}", end=end, flush=True)
-
-    def _display(self, bundle: dict[str, str]) -> None:
-        """Show the bar below the cell, or update it there."""
-        if self._handle is None:
-            display: Any = import_module("IPython.display").display  # which has no types
-            self._handle = display(bundle, raw=True, display_id=True)
-        else:
-            self._handle.update(bundle, raw=True)
 
 
 def _updates_in_place() -> bool:

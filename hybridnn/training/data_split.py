@@ -20,9 +20,7 @@ from hybridnn.nn.mlp import MLP
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.utils.text import counted
 
-LARGE_INPUT = 1e3
-"""Inputs beyond this size are taken for columns that nobody has standardized."""
-
+LARGE_INPUT = 1e3  # inputs beyond this size are taken for columns that nobody has standardized
 REGRESSION = 'for a regression give y.astype(float), or MLP loss="mse"'
 
 TASKS = MappingProxyType({"cross_entropy": "classification", "mse": "regression", "auto": ""})

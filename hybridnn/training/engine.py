@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from math import ceil, isfinite, sqrt
+from math import ceil, isfinite
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -185,57 +185,47 @@ class Engine:
         if test is not None and not isfinite(test.loss):
             self.stop(f"the validation loss became {test.loss} after step {step}", step)
 
-    def gradient_norm(self) -> float:
-        """Global norm of the last gradient, every parameter counted once."""
-        return sqrt(self.kernels.to_host(self.squared_gradient_norm())[0])
-
     # -- the arrays of the whole network, over all stages of a pipeline ------------------------------------------------
 
     def squared_norms(self, flats: Sequence[HostArray]) -> NDArray[np.float64]:
         """Squared norms of all layers, shape (layers,), from a flat buffer for each chunk of this rank."""
-        grid = self.grid
         norms = np.zeros(len(self.config.model.layers))
         for chunk, flat in zip(self.chunks, flats, strict=True):
             first = chunk.layout.shards[0].layer.index
             norms[first : first + len(chunk.shards)] = chunk.squared_norms(flat)
-        if grid.pipeline > 1:
-            if (grid.batch_rank, grid.model_rank) != (0, 0):
-                norms[...] = 0
-            grid.world.allreduce(norms)
+        self._sum_over_stages(norms)
         return norms
+
+    def _sum_over_stages(self, array: Array) -> None:
+        """Sum an array, which is the same on all ranks of a stage, over the stages; collective over the grid."""
+        if self.grid.pipeline > 1:
+            if (self.grid.batch_rank, self.grid.model_rank) != (0, 0):
+                array[...] = 0
+            self.grid.world.allreduce(array)
 
     def squared_gradient_norm(self) -> Array:
         """Squared norm of the last gradient of the whole network, each parameter counted once: float64, shape (1,).
 
         On the device, without synchronization unless MPI reduces it; the next call overwrites it.
         """
-        grid, (norm, *chunk_norms) = self.grid, self._norms
+        norm, *chunk_norms = self._norms
         for chunk, chunk_norm in zip(self.chunks, self._norms, strict=True):
             chunk.squared_gradient_norm(chunk_norm)
         for chunk_norm in chunk_norms:
             self.chunks[0].kernels.add(norm, chunk_norm, norm)
-        if grid.pipeline > 1:
-            if (grid.batch_rank, grid.model_rank) != (0, 0):
-                norm[...] = 0
-            grid.world.allreduce(norm)
+        self._sum_over_stages(norm)
         return norm
 
     def collect(self, flats: Sequence[HostArray]) -> dict[str, HostArray]:
         """Gather the global arrays ``layers.<i>.weight`` and ``.bias`` from the shards in `flats`, on every rank."""
-        arrays: dict[str, HostArray] = {}
+        own: dict[str, HostArray] = {}
         for chunk, flat in zip(self.chunks, flats, strict=True):
-            arrays |= chunk.gather_parameters(flat)
-        grid = self.grid
-        if grid.pipeline == 1:
-            return arrays
-        own = arrays if (grid.batch_rank, grid.model_rank) == (0, 0) else {}
-        whole = {
-            name: own[name] if name in own else np.zeros(shape, flats[0].dtype)
-            for name, shape in parameter_shapes(self.config.model).items()
-        }
-        for array in whole.values():  # all but one of the addends are 0
-            grid.world.allreduce(array)
-        return whole
+            own |= chunk.gather_parameters(flat)
+        shapes = parameter_shapes(self.config.model)
+        arrays = {name: own[name] if name in own else np.zeros(shapes[name], flats[0].dtype) for name in shapes}
+        for array in arrays.values():
+            self._sum_over_stages(array)  # exactly: all but one of the addends are 0
+        return arrays
 
     def load(self, weights: Mapping[str, HostArray] | None = None) -> None:
         """Copy this rank's shards of the global arrays `weights`, by default the initial weights."""

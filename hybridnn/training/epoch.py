@@ -12,6 +12,7 @@ from math import isfinite
 from time import perf_counter
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hybridnn.errors import NonFiniteLossError
 from hybridnn.nn.kernels import Array
@@ -37,29 +38,24 @@ INCOMPLETE = "restore a checkpoint, or begin anew with load_weights(weights, res
 IN_FLIGHT = "its messages may be in flight; restore a checkpoint with another ProcessGrid and Trainer"
 """What to do about a step that an exception has interrupted."""
 
-Measurement = np.ndarray[tuple[int], np.dtype[np.float64]]
-
 
 class MinibatchLosses:
     """Mean losses of minibatches, in their order: `means` has those that are fetched.
 
-    `note` is asynchronous on a device; `fetch` synchronizes with it.
+    `note` is asynchronous on a device; `fetch` synchronizes with it. `totals` are the sums, of float64; steps on a
+    device that write them to another array set it, and do not call `note`.
     """
 
     def __init__(self, engine: Engine, minibatches: Sequence[Minibatch]) -> None:
         self._engine, self._minibatches = engine, minibatches
         self._first = minibatches[0].number
-        self._totals = engine.kernels.zeros((len(minibatches),), np.float64)
+        self.totals = engine.kernels.zeros((len(minibatches),), np.float64)
         self.means: list[float] = []
-
-    def read_from(self, totals: Array) -> None:
-        """Fetch the sums from `totals`, of float64, where steps on a device write them; `note` is then not called."""
-        self._totals = totals
 
     def note(self, minibatch: Minibatch, total: Array) -> None:
         """Store the sum of a minibatch's losses, shape (1,); asynchronous on a device."""
         index = minibatch.number - self._first
-        self._engine.kernels.copy(total, self._totals[index : index + 1])
+        self._engine.kernels.copy(total, self.totals[index : index + 1])
 
     def add(self, minibatch: Minibatch, total: Array) -> None:
         """Store and fetch the loss of the next minibatch, which has been computed.
@@ -80,7 +76,7 @@ class MinibatchLosses:
         fetched = len(self.means)
         if count <= fetched:
             return
-        totals = self._engine.kernels.to_host(self._totals[fetched:count])
+        totals = self._engine.kernels.to_host(self.totals[fetched:count])
         broadcast_from_last_stage(self._engine.grid, totals)
         for minibatch, total in zip(self._minibatches[fetched:count], totals.tolist(), strict=True):
             self._append(minibatch, total)
@@ -123,7 +119,7 @@ class StepClock:
 
     def __init__(self, grid: ProcessGrid) -> None:
         self._grid, self.samples = grid, 0
-        self._spans: dict[str, deque[Measurement]] = {EPOCH: deque(), RECORD: deque()}
+        self._spans: dict[str, deque[NDArray[np.float64]]] = {EPOCH: deque(), RECORD: deque()}
         self._starts = dict.fromkeys(self._spans, self._now())
 
     @contextmanager
@@ -158,7 +154,7 @@ class StepClock:
         self._grid.world.allreduce(all_sent)
         return Speed(samples / seconds, seconds - communication, communication, int(all_sent[0]), waiting)
 
-    def _now(self) -> Measurement:
+    def _now(self) -> NDArray[np.float64]:
         """Seconds, those in communication and in waiting, those of each of `KINDS`, bytes sent, and samples."""
         recorder = self._grid.recorder
         communication, spent = recorder.communication_seconds, map(recorder.computing_seconds.get, KINDS, repeat(0.0))

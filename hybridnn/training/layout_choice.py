@@ -1,26 +1,27 @@
-"""Choice of the layout: the requested layout, resolved for the ranks of a training, whose memory it fits.
-
-Whether the batch ranks of a node share their weights and gradients is chosen here, too.
-"""
+"""Choice of the layout of a training on a grid: its pipeline and shared replicas, and whether it fits the memory."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
+from math import ceil, prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hybridnn.comm.agreement import agree, hosts_where, name_hosts
+from hybridnn.comm.agreement import agree, hosts_where, name_hosts, value_of_first
 from hybridnn.comm.mpi import is_in_process
 from hybridnn.errors import SettingError
 from hybridnn.nn.kernels import Kernels
+from hybridnn.nn.optimizers import SGD
 from hybridnn.nn.parameters import ParameterLayout
 from hybridnn.parallel.dense import split_layers
 from hybridnn.parallel.grid import ProcessGrid, StageShapes
-from hybridnn.pipeline.layout import Layout
+from hybridnn.pipeline.layout import PARTITIONS, Layout
+from hybridnn.pipeline.schedules.methods import METHODS, find_method, require_supported, too_few_stages
 from hybridnn.pipeline.schedules.program import plan_memory
+from hybridnn.pipeline.schedules.schedule import Method, ScheduleSize
 from hybridnn.training.config import OPTIONS, PIPELINE_OPTIONS, TrainConfig
+from hybridnn.utils.checks import require_choice
 from hybridnn.utils.text import format_bytes
 
 if TYPE_CHECKING:
@@ -36,12 +37,7 @@ def choose_layout(config: TrainConfig, grid: ProcessGrid, *, on_host: bool) -> L
     layout = agree(grid.world, lambda: resolve_layout(config, grid.stages, grid.node_ranks, on_host=on_host))
     if config.partition != "profile":
         return layout
-    from hybridnn.training.pipeline_choice import profiled_layers
-
-    counts = agree(grid.world, lambda: profiled_layers(layout, config) if grid.rank == 0 else layout.layers)
-    partition = np.array(counts, np.int64)
-    grid.world.broadcast(partition)
-    return replace(layout, layers=tuple(partition.tolist()))
+    return replace(layout, layers=tuple(value_of_first(grid.world, lambda: profiled_layers(layout, config))))
 
 
 def resolve_layout(config: TrainConfig, stages: StageShapes, node_ranks: int, *, on_host: bool = True) -> Layout:
@@ -56,8 +52,6 @@ def resolve_layout(config: TrainConfig, stages: StageShapes, node_ranks: int, *,
     """
     pipeline: dict[str, Any] = {"layers": (len(config.model.layers),), "merges": True}
     if len(stages) > 1 or any(getattr(config, name) != OPTIONS[name].default for name in PIPELINE_OPTIONS):
-        from hybridnn.training.pipeline_choice import resolve_pipeline  # a single stage needs none
-
         pipeline = resolve_pipeline(config, stages)
     overlap = config.overlap
     if not isinstance(overlap, bool):
@@ -72,6 +66,114 @@ def resolve_layout(config: TrainConfig, stages: StageShapes, node_ranks: int, *,
         node_ranks=node_ranks,
         **pipeline,
     )
+
+
+# -- pipeline ----------------------------------------------------------------------------------------------------------
+
+
+def resolve_pipeline(config: TrainConfig, stages: StageShapes) -> dict[str, Any]:
+    """The fields of a `Layout` that concern its pipeline: see `resolve_layout`."""
+    from hybridnn.pipeline.partition import check_partition, check_stages  # a single stage needs no partition
+
+    count = len(stages)
+    method, chunks = find_method(config.method), config.chunks
+    if chunks is None:
+        chunks = 2 if method.chunked else 1
+    weight_grad = "per-microbatch" if config.weight_grad == "auto" else config.weight_grad
+    least = count if method.cuts_minibatches else 1
+    given = least if config.microbatches is None else config.microbatches
+    require_supported(method, ScheduleSize(count, 1, given, chunks, config.barriers), weight_grad)
+    _require_compatible(method, count, config)
+    if isinstance(config.partition, str):
+        require_choice("parallel.partition", config.partition, PARTITIONS)
+    if count == 1:
+        if not method.exact:
+            raise too_few_stages(method.name)
+        method, chunks = METHODS["sequential"], 1
+    microbatches = 1
+    layers: tuple[int, ...] = (len(config.model.layers),)
+    if count > 1 or not isinstance(config.partition, str):
+        check_stages(len(config.model.layers), count)
+        if count * chunks > len(config.model.layers):
+            allowed = f"{count} stages of so many need {count * chunks} layers or more"
+            raise SettingError("parallel.chunks", chunks, allowed)
+    if not isinstance(config.partition, str):
+        check_partition(config.partition, len(config.model.layers), count * chunks)
+    if count > 1:
+        microbatches, layers = _divided(config, method, stages, chunks)
+    return {
+        "layers": layers,
+        "method": method.name,
+        "microbatches": microbatches,
+        "chunks": chunks,
+        "merges": config.weight_grad != "per-microbatch" and not method.placed_weight_gradients,
+        "barriers": config.barriers,
+    }
+
+
+def _divided(config: TrainConfig, method: Method, stages: StageShapes, chunks: int) -> tuple[int, tuple[int, ...]]:
+    """Number of microbatches, and layers of every virtual stage: if not given, the fastest by typical costs."""
+    from hybridnn.pipeline.partition import microbatch_counts, typical_partition, typical_step, uniform_partition
+
+    model, batch_size, itemsize = config.model, config.batch_size, np.dtype(config.dtype).itemsize
+
+    def layers(microbatches: int) -> tuple[int, ...]:
+        if config.partition == "balanced":
+            return typical_partition(model, stages, chunks, ceil(batch_size / microbatches), itemsize)
+        if isinstance(config.partition, str):
+            return uniform_partition(len(model.layers), len(stages) * chunks)
+        return tuple(config.partition)
+
+    def picoseconds(divided: tuple[int, tuple[int, ...]]) -> int:
+        microbatches, counts = divided
+        return typical_step(model, stages, counts, microbatches, batch_size, itemsize, drains=method.exact)
+
+    if config.microbatches is not None:
+        numbers = [config.microbatches]
+    else:  # of very few samples some ranks have none
+        numbers = microbatch_counts(method, stages, batch_size) or [len(stages)]
+    return min(((number, layers(number)) for number in numbers), key=picoseconds)
+
+
+def _require_compatible(method: Method, stages: int, config: TrainConfig) -> None:
+    if method.predicts and not config.optimizer.predicts_weights:
+        if isinstance(config.optimizer, SGD):
+            raise SettingError("optimizer.momentum", 0.0, f"above 0 with {method.name}, which predicts weights from it")
+        allowed = f"does not predict weights, as {method.name} needs"
+        raise SettingError("optimizer.name", config.optimizer.name, allowed)
+    if stages == 1:
+        return
+    if config.clip_norm is not None and not method.exact:
+        exact = ", ".join(name for name, other in METHODS.items() if other.exact)
+        why = "has a minibatch's global norm only after its last stage has updated; methods that clip"
+        raise SettingError("training.clip_norm", config.clip_norm, f"{method.name} {why}: {exact}")
+    if config.distribution != "local":
+        raise SettingError(
+            "data.distribution", config.distribution, "local with a pipeline: its first and last stage read"
+        )
+
+
+MOST_TIMED = 1 << 12  # samples with which layers are timed: the times of more are in the same proportions
+
+
+def profiled_layers(layout: Layout, config: TrainConfig) -> tuple[int, ...]:
+    """Partition for which the slowest stage or message is fastest, by times that are measured here.
+
+    The layers of a stage are timed with one rank's share of a microbatch, and the time is divided by the number of its
+    model ranks. Messages are assigned the typical times inside a node.
+    """
+    from hybridnn.pipeline.partition import TYPICAL_LINK, balance, time_layers
+
+    model, dtype = config.model, np.dtype(config.dtype)
+    samples = min(ceil(config.batch_size / layout.microbatches), MOST_TIMED)
+    profiles = {batch: time_layers(model, ceil(samples / batch), dtype) for batch in {b for b, _ in layout.stages}}
+
+    def seconds(batch: int, model_ranks: int) -> list[float]:
+        return [sum(layer) / model_ranks for layer in profiles[batch]]
+
+    sizes = [layer.outputs * samples * dtype.itemsize for layer in model.layers[:-1]]
+    boundaries = [2 * TYPICAL_LINK.message_seconds(size) for size in sizes]
+    return balance(layout.stages, layout.chunks, seconds, boundaries)
 
 
 # -- shared replicas ---------------------------------------------------------------------------------------------------

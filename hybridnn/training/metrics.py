@@ -121,8 +121,7 @@ class RegressionSums:
 
     def __init__(self, kernels: Kernels, outputs: int) -> None:
         self._to_host = kernels.to_host
-        # samples, loss
-        self._counts = np.zeros(2)
+        self._counts = np.zeros(2)  # samples, loss
         # Per output: sum of squared residuals, mean of the targets, sum of squared deviations from that mean.
         self._residual = np.zeros(outputs)
         self._mean = np.zeros(outputs)

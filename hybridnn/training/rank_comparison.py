@@ -58,14 +58,12 @@ def require_same_rates(group: Group, steps: Sequence[int], rates: Sequence[float
     Raises `UnequalSettingError` on every rank; it names the first rate that differs, with ranks and values.
     """
 
-    def digest() -> dict[str, str]:
-        return {"learning rates": hashlib.sha256(np.array(rates, np.float64).data).hexdigest()[:SHORT_DIGEST]}
-
     def named() -> dict[str, str]:
         pairs = list(zip(steps, rates, strict=True))[:NAMED_RATES]
         return {f"learning rate of update {step + 1}": repr(float(rate)) for step, rate in pairs}
 
-    found = unequal_values(group, digest, named)
+    digest = digest_of(np.array(rates, np.float64)).hex()
+    found = unequal_values(group, lambda: {"learning rates": digest[:SHORT_DIGEST]}, named)
     if found:
         raise UnequalSettingError(found[0].name, found[0].text)
 

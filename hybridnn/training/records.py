@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from math import nan
@@ -198,16 +198,6 @@ class Speed:
     bytes_sent: int
     waiting_seconds: float
 
-    @classmethod
-    def of_epochs(cls, epochs: Sequence[EpochRecord]) -> Speed:
-        """Throughput over several epochs together, and the sums of their times and traffic."""
-        compute = sum(record.compute_seconds for record in epochs)
-        inside = sum(record.communication_seconds for record in epochs)
-        seconds = [record.compute_seconds + record.communication_seconds for record in epochs]
-        samples = sum(record.samples_per_second * own for record, own in zip(epochs, seconds, strict=True))
-        sent, waiting = sum(record.bytes_sent for record in epochs), sum(record.waiting_seconds for record in epochs)
-        return cls(samples / (compute + inside) if samples else 0.0, compute, inside, sent, waiting)
-
 
 class Record:
     """Base class of the records of ``history.jsonl``, each a frozen dataclass; `kind` is the tag of its lines."""
@@ -229,7 +219,6 @@ class NullIsNaN:
 
 Figure = Annotated[float, NullIsNaN()]
 """A float that may be NaN or infinite: both are written to JSON as null, and null is read as NaN."""
-
 
 _VALUES = ("train_loss", "validation_loss", "validation_accuracy", "validation_r2")
 _TEXTS = {name: name.replace("_", " ").replace("r2", "R²") for name in _VALUES}
@@ -295,14 +284,8 @@ class StepRecord(Record):
 
 
 MONITORS = MappingProxyType(
-    {
-        "train_loss": -1,
-        "validation_loss": -1,
-        "validation_accuracy": 1,
-        "validation_r2": 1,
-        "validation_roc_auc": 1,
-        "validation_average_precision": 1,
-    }
+    dict.fromkeys(("train_loss", "validation_loss"), -1)
+    | dict.fromkeys(("validation_accuracy", "validation_r2", "validation_roc_auc", "validation_average_precision"), 1)
 )
 """Attributes of `EpochRecord` that can be monitored: 1 if larger is better, -1 if smaller is."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
+from math import sqrt
 from threading import RLock
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -47,11 +48,9 @@ OTHER_METHODS: Mapping[str, str] = MappingProxyType(
 )
 """What to call in place of methods that other libraries have."""
 
-
 FIXED = frozenset((*OPTIONS, "model", "optimizer", "schedule"))
 MADE = frozenset(("config", "grid", "engine", "layout", "device", "threads"))
 """Attributes that are set once, by the constructor."""
-
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -233,7 +232,7 @@ class TrainedNetwork:
     @collective
     def gradient_norm(self) -> float:
         """Global norm of the last gradient, after clipping, every parameter counted once."""
-        return self.engine.gradient_norm()
+        return sqrt(self.engine.kernels.to_host(self.engine.squared_gradient_norm())[0])
 
     @collective
     def gradients(self) -> dict[str, HostArray]:
@@ -267,12 +266,10 @@ class TrainedNetwork:
             self._state.require_complete_step()
 
     def _require_same_arrays(self, what: str, arrays: Mapping[str, HostArray]) -> None:
-        if self.grid.size == 1:
-            return
-        from hybridnn.training.rank_comparison import array_facts, require_same_data
+        if self.grid.size > 1:
+            from hybridnn.training.rank_comparison import array_facts, require_same_data
 
-        facts = partial(array_facts, arrays, self.engine.dtype)
-        require_same_data(self.grid.world, what, facts)
+            require_same_data(self.grid.world, what, partial(array_facts, arrays, self.engine.dtype))
 
     def _splits(
         self, x: Any, y: HostArray | None, validation: tuple[Any, HostArray | None] | Rows | None
@@ -288,8 +285,7 @@ class TrainedNetwork:
         elif self.grid.size > 1:
             from hybridnn.training.rank_comparison import require_same_data
 
-            facts = {"samples": "some" if given[0] else "none"}
-            require_same_data(self.grid.world, "validation data", lambda: facts)
+            require_same_data(self.grid.world, "validation data", lambda: {"samples": "some" if given[0] else "none"})
         if not given[0]:
             return train, None
         samples, targets = validation if isinstance(validation, (tuple, list)) else (validation, None)

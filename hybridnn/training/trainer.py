@@ -119,7 +119,8 @@ class Trainer(TrainedNetwork):
             raise SettingError("grid", grid, "must be a ProcessGrid, for example ProcessGrid(batch=2)")
         require_communicator(grid.comm)
         watch = grid.stall_watchdog
-        self._end_watch = None if watch is None else watch.start(self, stall_seconds)
+        # It ends the stall watchdog for this trainer; every rank calls it.
+        self.end_watch: Callable[[], None] = (lambda: None) if watch is None else watch.start(self, stall_seconds)
         if grid.size > 1:  # a single rank has nothing to compare
             from hybridnn.training.rank_comparison import require_same_settings, software, trainer_facts
 
@@ -222,7 +223,13 @@ class Trainer(TrainedNetwork):
             allowed = "must be samples and targets, (x, y), or rows of a data set: split them off first"
             text = None if parts == 2 else f"validation has {counted(parts, 'part')}: it {allowed}"
             raise SettingError("validation", validation, allowed, text)
-        self._require_same_fit(epochs, callbacks, progress)
+        if self.grid.size > 1:
+            from hybridnn.training.rank_comparison import require_same_settings, trainer_facts
+
+            names = [type(callback).__qualname__ for callback in callbacks]
+            facts: dict[str, Any] = {"epochs": epochs, "epoch": self.progress.epoch, "step": self.step}
+            facts |= {"trainer": self._number, "progress": progress, "callbacks": names}
+            require_same_settings(self.grid.world, lambda: trainer_facts(facts))
         epochs = require_whole("training.epochs", epochs, 1)
         asks = progress is None and "IPython" in sys.modules and self.grid.size == 1 and not is_in_process()
         if progress or asks:
@@ -245,7 +252,11 @@ class Trainer(TrainedNetwork):
         with self._state.fitting(train.task, train.samples, defers_interrupts=alone):
             for callback in callbacks:
                 callback.on_train_begin(self)
-            stops = self.progress.minibatches == per_epoch and self._end_complete_epoch(per_epoch, test, callbacks)
+            stops = False
+            if self.progress.minibatches == per_epoch:  # an exception ended `fit` between the last step and the record
+                rate = self.optimizer.lr * self.schedule.multiplier(self.step - 1, per_epoch, self.last_step)
+                nothing = Speed(0.0, 0.0, 0.0, 0, 0.0), MeasuredStep(self.progress.epoch, 0.0, {}, 0.0, 0.0)
+                stops = self._end_epoch(EpochResult(self.progress, rate, *nothing), test, callbacks)
             while self.progress.epoch <= self.last_epoch and not stops:
                 stops = self._train_until_drained(train, test, per_epoch, callbacks)
             for callback in callbacks:
@@ -315,20 +326,6 @@ class Trainer(TrainedNetwork):
         rate = self.history.epochs[-1].learning_rate
         return pause(StepPosition(self.step, 0, rate, lambda: self.progress))
 
-    def _require_same_fit(self, epochs: int, callbacks: Sequence[Callback], progress: bool | None) -> None:
-        """Compare the arguments of `fit` between ranks."""
-        if self.grid.size == 1:
-            return
-        from hybridnn.training.rank_comparison import require_same_settings, trainer_facts
-
-        settings: dict[str, Any] = {"epochs": epochs, "epoch": self.progress.epoch, "step": self.step}
-        settings |= {
-            "trainer": self._number,
-            "progress": progress,
-            "callbacks": [type(callback).__qualname__ for callback in callbacks],
-        }
-        require_same_settings(self.grid.world, lambda: trainer_facts(settings))
-
     def _until_drained(self, train: DataSplit, per_epoch: int) -> list[list[Minibatch]]:
         """The minibatches of the rest of the epoch, and of the later ones before the pipeline drains."""
         start, every = self.progress, 1 if self.layout.exact else self.drain_every
@@ -372,23 +369,12 @@ class Trainer(TrainedNetwork):
             self.grid.world.allreduce(stops, "max")
         return bool(stops[0])
 
-    def _end_complete_epoch(self, per_epoch: int, test: DataSplit | None, callbacks: Sequence[Callback]) -> bool:
-        """As `_end_epoch`, where an exception ended `fit` after the last step of an epoch and before its record."""
-        rate = self.optimizer.lr * self.schedule.multiplier(self.step - 1, per_epoch, self.last_step)
-        nothing = Speed(0.0, 0.0, 0.0, 0, 0.0), MeasuredStep(self.progress.epoch, 0.0, {}, 0.0, 0.0)
-        return self._end_epoch(EpochResult(self.progress, rate, *nothing), test, callbacks)
-
     def free(self) -> None:
         """As `TrainedNetwork.free`; also ends the stall watchdog, and NCCL unless the caller provided the device."""
         super().free()
         self.end_watch()
         if self._owns_device:
             self.grid.disconnect()
-
-    def end_watch(self) -> None:
-        """End the stall watchdog for this trainer; every rank calls it."""
-        if self._end_watch is not None:
-            self._end_watch()
 
     def busy(self, what: str, at_most: float | None = None) -> AbstractContextManager[None]:
         """Context of long work of this rank, during which waiting ranks do not count as stalled.

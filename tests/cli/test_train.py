@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hybridnn.cli.output import terminal_width
-from hybridnn.cli.train_view import MOST_ROWS, TrainView, epoch_table
+from hybridnn.cli.train_view import MOST_ROWS, TrainView, epoch_table, speed_of
 from hybridnn.comm.threads import THREAD_VARIABLES
 from hybridnn.diagnostics.hosts import Hosts
 from hybridnn.pipeline.execution.chunk_runtime import MemoryBreakdown
@@ -23,7 +23,7 @@ from hybridnn.runs import report as run_report
 from hybridnn.runs.records import RunHeader, RunSummary
 from hybridnn.runs.report import draw_learning_curve
 from hybridnn.runs.run_files import read_epochs, run_status
-from hybridnn.training.records import EpochRecord, Speed, StepRecord
+from hybridnn.training.records import EpochRecord, StepRecord
 from mpi_runner.slowness import deadline
 from reference.command_line import Run, error_line, read_terminal
 
@@ -212,7 +212,7 @@ def test_the_best_epoch_is_that_of_the_monitor(capsys: pytest.CaptureFixture[str
 def test_totals_weight_the_speed_of_an_epoch_by_its_time() -> None:
     slow = _epoch(1, samples_per_second=100.0, compute_seconds=9.0, communication_seconds=1.0)
     fast = _epoch(2, samples_per_second=1000.0, compute_seconds=1.0, communication_seconds=0.0)
-    assert Speed.of_epochs([slow, fast]).samples_per_second == pytest.approx(2000 / 11)
+    assert speed_of([slow, fast]).samples_per_second == pytest.approx(2000 / 11)
 
 
 def test_table_of_a_long_run_stays_short_and_shows_best_and_last() -> None:

@@ -89,7 +89,7 @@ def test_a_partition_by_times_gives_a_wide_stage_more_layers(
         """Equal layers whose time goes with the samples."""
         return tuple(LayerSeconds(samples, samples, samples) for _ in model.layers)
 
-    monkeypatch.setattr("hybridnn.training.pipeline_choice.time_layers", by_samples)
+    monkeypatch.setattr("hybridnn.pipeline.partition.time_layers", by_samples)
     model = MLP([6] * 9)
     for stages, layers in (
         ([(3, 1), (1, 1)], (6, 2)),

@@ -17,12 +17,61 @@ from hybridnn.comm.recorder import bytes_sent_by_rank
 from hybridnn.cost.collectives import Crossings, concurrent_messages, crossings_of
 from hybridnn.cost.machine import Machine, MessageOverhead
 from hybridnn.parallel.grid import StageShapes
-from hybridnn.parallel.nodes import NodeFilling
 from hybridnn.pipeline.layout import Layout
 
 CACHE_SIZE = 1 << 12  # stages, and pairs of stages: the layouts of a plan have many grids in common
 
 Placement = tuple[int, ...]  # ranks of a batch group on each of its nodes
+
+
+@dataclass(frozen=True)
+class NodeFilling:
+    """Nodes of the positions of a grid, as of `hybridnn.parallel.nodes.place_ranks`.
+
+    They follow from the sizes of the nodes without a list of all ranks, which a plan for 100,000 ranks could not make
+    for every layout.
+    """
+
+    sizes: tuple[tuple[int, int], ...]  # numbers of consecutive nodes, and the ranks of each of these
+    model: int  # ranks of a model group; 1 where a node has no ranks left, or too few for one group
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of all nodes."""
+        return sum(map(prod, self.sizes))
+
+    @property
+    def grouped(self) -> int:
+        """Ranks that each of the first nodes provides first."""
+        return self._grouped(self.sizes[0][1])
+
+    @property
+    def end_of_grouped(self) -> int:
+        """Position from which on the remaining ranks follow."""
+        return sum(count * self._grouped(size) for count, size in self.sizes)
+
+    def nodes(self, first: int, end: int) -> NDArray[np.int64]:
+        """Nodes of the positions from `first` to before `end`."""
+        firsts, nodes, widths = self._parts
+        positions = np.arange(first, end)
+        part = np.searchsorted(firsts, positions, side="right") - 1
+        found: NDArray[np.int64] = nodes[part] + (positions - firsts[part]) // widths[part]
+        return found
+
+    def _grouped(self, size: int) -> int:
+        return size // self.model * self.model
+
+    @cached_property
+    def _parts(self) -> NDArray[np.int64]:
+        """Positions to which nodes give equal numbers of ranks: the first one, its node, and the ranks of each node."""
+        parts, position = [], 0
+        for provides in (self._grouped, lambda size: size - self._grouped(size)):
+            node = 0
+            for count, size in self.sizes:
+                if provides(size):
+                    parts.append((position, node, provides(size)))
+                position, node = position + count * provides(size), node + count
+        return np.array(parts).T
 
 
 @dataclass(frozen=True)
