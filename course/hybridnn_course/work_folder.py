@@ -13,9 +13,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from hybridnn.errors import DataError, one_line
-from hybridnn.utils.files import make_folder, parse_toml, read_bytes, read_text
+from hybridnn.errors import DataError, EnvironmentProblem, one_line
+from hybridnn.utils.files import parse_toml, read_bytes, read_text
 from hybridnn.utils.settings_models import first_problem
+from hybridnn.utils.text import shown_path
 from hybridnn_course.answer_key import AnswerKey
 from hybridnn_course.assignment import Assignment, Task, Variant
 from hybridnn_course.case_file import CASES, CaseFile
@@ -156,6 +157,15 @@ def open_handed_out(path: Path) -> tuple[Manifest, dict[str, bytes]]:
             f"{path}: has the files {', '.join(sorted(names))}; an assignment has {', '.join(sorted(wanted))}"
         )
     return manifest, files
+
+
+def make_folder(path: Path, mode: int = 0o777) -> None:
+    """Make a folder, and those that it lies in, unless it is there; `EnvironmentProblem` if that fails."""
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=mode)
+    except (OSError, ValueError) as error:  # ValueError: NUL in the name
+        reason = getattr(error, "strerror", None) or str(error)
+        raise EnvironmentProblem(f"{shown_path(path)} cannot be made as a folder: {reason}") from error
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:

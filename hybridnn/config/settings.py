@@ -81,7 +81,7 @@ class ParallelSettings(Section):
     A method that is set without `pipeline` sets the number of stages: see `with_stages`.
     """
 
-    pipeline: Annotated[Count, "Pipeline stages; with a method alone: all ranks that batch and model leave."] = 1
+    pipeline: Annotated[Count, "Pipeline stages; with a method alone: all that batch and model leave."] = 1
     batch: Annotated[Count | None, "Ranks that share the samples; none: all that pipeline and model leave."] = None
     model: Annotated[Count, "Ranks that every layer is split over."] = 1
     stages: Annotated[
@@ -179,9 +179,7 @@ class DataSettings(Section):
     test_fraction: Annotated[
         float, Range(at_least=0, below=1), "Test samples, where the data have no test split; 0 trains on all."
     ] = 0.2
-    split_seed: Annotated[
-        Seed | None, "Seed of the choice of test and validation samples, in place of training.seed."
-    ] = None
+    split_seed: Annotated[Seed | None, "Seed of test and validation samples, in place of training.seed."] = None
     validation_fraction: Annotated[
         float,
         Range(at_least=0, below=1),

@@ -147,24 +147,22 @@ class TableOptions:
         "line that seems to hold data is refused. With `header` None, the names are 0, 1 and so on.",
     ] = field(default_factory=dict)
     text_columns: Annotated[
-        str | Sequence[str], NAMES, "Columns that hold text although their cells are numbers, such as postcodes."
+        str | Sequence[str], NAMES, "Columns of text although their cells are numbers, such as postcodes."
     ] = ()
     drop_columns: Annotated[str | Sequence[str], NAMES, "Columns of a table that are left out."] = ()
     missing: Annotated[
         Missing,
-        "Missing values of a table; mean: inputs become means of the training samples. `drop` leaves out their rows.",
+        "Missing values of a table. `drop` leaves out their rows, `mean` replaces those of inputs by the mean of the "
+        "training samples.",
     ] = "error"
     missing_targets: Annotated[
-        Literal["error", "drop"],
-        'Rows without a target. They are refused or left out; `missing = "drop"` leaves them out too.',
+        Literal["error", "drop"], 'Rows without a target. They are left out by `missing = "drop"` too.'
     ] = "error"
     categories: Annotated[
-        Categories,
-        "Input columns of text; one-hot: an input of each value, 1 where the column has it, else 0.",
+        Categories, "Input columns of text; one-hot: an input of each value. It is 1 where the column has it, else 0."
     ] = "error"
     unknown_categories: Annotated[
-        Literal["error", "zeros"],
-        "Values that the training data did not have; zeros: all inputs of the column are 0.",
+        Literal["error", "zeros"], "Values that training data did not have; zeros: all inputs of the column are 0."
     ] = "error"
 
     def __post_init__(self) -> None:

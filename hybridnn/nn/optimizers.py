@@ -44,6 +44,7 @@ LearningRate = Annotated[Positive, "Learning rate."]
 Momentum = Annotated[BelowOne, "Factor on the velocity."]
 WeightDecay = Annotated[AtLeastZero, "Factor of the weights that is added to the gradient."]
 Epsilon = Annotated[Positive, "Added to the root of the second moment."]
+Betas = Annotated[tuple[BelowOne, BelowOne], "Decay of the running mean of the gradient and of its square."]
 
 NEGLIGIBLE = 2.0**-60  # beside 1 in float64
 MOMENTUM_DECAY = 0.004  # of `NAdam`: Dozat's value, and PyTorch's default
@@ -181,10 +182,7 @@ class Adam(Optimizer):
     name = "adam"
 
     lr: LearningRate = 0.001
-    betas: Annotated[tuple[BelowOne, BelowOne], "Decay of the running mean of the gradient and of its square."] = (
-        0.9,
-        0.999,
-    )
+    betas: Betas = (0.9, 0.999)
     eps: Epsilon = 1e-8
     weight_decay: WeightDecay = 0.0
 
@@ -228,7 +226,7 @@ class AdamW(Adam):
 
     name = "adamw"
 
-    weight_decay: Annotated[AtLeastZero, "Factor of the weights that is subtracted from them, times lr."] = 0.01
+    weight_decay: Annotated[AtLeastZero, "Factor of the weights, times lr, subtracted from them."] = 0.01
 
     decoupled = True
 
@@ -280,9 +278,7 @@ class NAdam(Optimizer):
     name = "nadam"
 
     lr: LearningRate = 0.001
-    betas: Annotated[
-        tuple[BelowOne, BelowOne], "Decay of the running mean of the gradient, the momentum, and of its square."
-    ] = (0.99, 0.999)
+    betas: Betas = (0.99, 0.999)
     eps: Epsilon = 1e-8
 
     slot_names = ("first", "second")

@@ -254,14 +254,6 @@ def write_atomically(path: Path, content: str | bytes | Iterable[bytes]) -> None
         raise EnvironmentProblem(f"{shown_path(path)} cannot be written: {_reason_of(error)}") from error
 
 
-def make_folder(path: Path, mode: int = 0o777) -> None:
-    """Make a folder, and those that it lies in, unless it is there; `EnvironmentProblem` if that fails."""
-    try:
-        path.mkdir(parents=True, exist_ok=True, mode=mode)
-    except (OSError, ValueError) as error:  # ValueError: NUL in the name
-        raise EnvironmentProblem(f"{shown_path(path)} cannot be made as a folder: {_reason_of(error)}") from error
-
-
 def discard_partial(path: Path) -> None:
     """Remove the partial file of a killed process, for a file that may never be written again."""
     _partial_path(path).unlink(missing_ok=True)

@@ -25,10 +25,10 @@ from pydantic import ValidationError
 
 from hybridnn._version import __version__
 from hybridnn.errors import DataError, EnvironmentProblem
-from hybridnn.utils.files import FileError, make_folder, read_bytes, read_text, write_atomically
+from hybridnn.utils.files import FileError, read_bytes, read_text, write_atomically
 from hybridnn_course.outcome import Outcome
 from hybridnn_course.submission import Submission
-from hybridnn_course.work_folder import FILE_BYTES
+from hybridnn_course.work_folder import FILE_BYTES, make_folder
 from hybridnn_course_staff.assignment import Assignment
 from hybridnn_course_staff.grading import Grader, Limits
 from hybridnn_course_staff.handing_out import read_table

@@ -12,9 +12,17 @@ from pathlib import Path
 import tomli_w
 
 from hybridnn.errors import DataError, one_line
-from hybridnn.utils.files import make_folder, read_text, write_atomically
+from hybridnn.utils.files import read_text, write_atomically
 from hybridnn_course.case_file import CASES, CaseFile
-from hybridnn_course.work_folder import HANDOUT, MANIFEST, STUDENT_CHARACTERS, Manifest, digest_of, make_archive
+from hybridnn_course.work_folder import (
+    HANDOUT,
+    MANIFEST,
+    STUDENT_CHARACTERS,
+    Manifest,
+    digest_of,
+    make_archive,
+    make_folder,
+)
 from hybridnn_course_staff.assignment import Assignment, load_assignment
 from hybridnn_course_staff.handout import AI_POLICY, render_handout
 from hybridnn_course_staff.stubs import stub_file

@@ -12,8 +12,9 @@ from pathlib import Path
 from types import MappingProxyType
 
 from hybridnn.errors import DataError, one_line
-from hybridnn.utils.files import make_folder, read_text, write_atomically
+from hybridnn.utils.files import read_text, write_atomically
 from hybridnn_course.outcome import CheckOutcome, Outcome, TaskOutcome
+from hybridnn_course.work_folder import make_folder
 from hybridnn_course_staff.assignment import Assignment
 from hybridnn_course_staff.batch import SUBMISSION, Graded
 from hybridnn_course_staff.grading import shown_outcome

@@ -23,9 +23,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic_core import PydanticCustomError
 
 from hybridnn.errors import DataError, SettingError
-from hybridnn.utils.files import FileError, make_folder, read_bytes, read_text, read_toml
+from hybridnn.utils.files import FileError, read_bytes, read_text, read_toml
 from hybridnn.utils.settings_models import first_problem
-from hybridnn_course.work_folder import Feedback
+from hybridnn_course.work_folder import Feedback, make_folder
 from hybridnn_course_staff.assignment import Assignment, load_assignment
 from hybridnn_course_staff.handout import AI_POLICY
 

@@ -92,7 +92,8 @@ def report(
     ] = None,
 ) -> None:
     """Write the term's table, after late days, and tables that Canvas and Moodle read."""
-    from hybridnn.utils.files import make_folder, write_atomically
+    from hybridnn.utils.files import write_atomically
+    from hybridnn_course.work_folder import make_folder
     from hybridnn_course_staff.handing_out import read_table
     from hybridnn_course_staff.term import Course
     from hybridnn_course_staff.term_report import Gradebook, term_report
@@ -220,7 +221,8 @@ def autograde(
 def _stored_times(given: Path | None, out: Path, submissions: Path) -> dict[str, datetime]:
     """Times of a table, which is kept beside the grades for the next call; `DataError` where it fits no submission."""
     from hybridnn.errors import DataError
-    from hybridnn.utils.files import make_folder, read_bytes, write_atomically
+    from hybridnn.utils.files import read_bytes, write_atomically
+    from hybridnn_course.work_folder import make_folder
     from hybridnn_course_staff.batch import read_times, times_received
 
     kept = out / "received.csv"
