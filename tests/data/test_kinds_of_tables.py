@@ -207,12 +207,6 @@ def test_a_quotation_mark_inside_a_name_is_a_letter(tmp_path: Path) -> None:
     assert (data.inputs, data.train.samples) == (('size in"',), 21)
 
 
-def test_names_replace_those_of_a_header_line(tmp_path: Path) -> None:
-    options = TableOptions(csv={"header": 0, "names": ["b", "kind"]})
-    data = load_file(table(tmp_path, rows("a,y", "1,p", "2,q")), "kind", options=options)
-    assert (data.inputs, data.train.samples) == (("b",), 20)
-
-
 @pytest.mark.parametrize(("target", "options"), [("y", {"names": ["y", "a", "b"]}), ("0", {"header": None})])
 def test_a_file_without_header_line_may_lack_the_target(target: str, options: dict[str, Any], tmp_path: Path) -> None:
     path = table(tmp_path, rows("p,1,2", "q,3,4"))

@@ -114,21 +114,6 @@ def test_file_that_is_no_parquet(tmp_path: Path, content: bytes) -> None:
         load_file(tmp_path / "a.parquet", ["y"])
 
 
-@pytest.mark.timeout(100)
-@pytest.mark.parametrize("columns", [5_000, pytest.param(100_000, marks=pytest.mark.slow)])
-def test_table_of_many_columns(tmp_path: Path, columns: int) -> None:
-    names = ",".join(f"c{number}" for number in range(columns))
-    (tmp_path / "mine.csv").write_text(f"{names},y\n" + f"{'1,' * columns}01\n{'2,' * columns}02\n" * 2)
-    found = load_file(tmp_path / "mine.csv", ["y"])
-    assert (found.features, found.inputs[0], found.inputs[-1]) == (columns, "c0", f"c{columns - 1}")
-    assert found.encoding is not None
-    assert found.encoding.classes == ("01", "02")
-    np.testing.assert_array_equal(arrays(found)[0], np.repeat([[1, 2, 1, 2]], columns, axis=0).T)
-    with pytest.raises(DataError, match=f"and {columns - 11:,} more") as error:
-        load_file(tmp_path / "mine.csv", ["absent"])
-    assert len(str(error.value)) < 1000
-
-
 @pytest.mark.parametrize(
     ("values", "classes"),
     [
@@ -264,13 +249,6 @@ def test_table_that_changed_after_training(people: pd.DataFrame, changes: dict[s
     frame = people.assign(**changes).drop(columns=[name for name, value in changes.items() if value is None])
     with pytest.raises(DataError, match=message):
         encoding.encode(frame)
-
-
-def test_order_and_further_columns_change_nothing(people: pd.DataFrame) -> None:
-    encoding = load_frame(people, ["answer"], options=ONE_HOT).encoding
-    assert encoding is not None
-    shuffled = people[["answer", "member", "income", "city", "age"]].assign(more="text")
-    np.testing.assert_array_equal(encoding.encode(shuffled).x, encoding.encode(people).x)
 
 
 def test_missing_values_of_samples_to_predict_from(tmp_path: Path, gaps: pd.DataFrame) -> None:
