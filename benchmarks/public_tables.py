@@ -17,9 +17,8 @@ import random
 from collections import Counter
 from pathlib import Path
 
-from hybridnn.data.table_fitting import Problem
+from hybridnn.data.table_fitting import Problem, TableCheck, check_table
 from hybridnn.errors import HybridnnError
-from hybridnn.runs.table_check import TableCheck, check_table
 
 OPEN = {"categories", "missing", "drop_columns"}
 

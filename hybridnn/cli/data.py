@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from hybridnn.config.settings import Settings
     from hybridnn.data import DatasetInfo
-    from hybridnn.runs.table_check import TableCheck
+    from hybridnn.data.table_fitting import TableCheck
 
 
 MOST_COLUMNS = 30
@@ -197,7 +197,7 @@ def print_columns(settings: Settings) -> None:
 
 
 def _check(settings: Settings) -> TableCheck:
-    from hybridnn.runs.table_check import check_table
+    from hybridnn.data.table_fitting import check_table
 
     data = settings.data
     return check_table(

@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ValidationError, create_model, 
 
 import hybridnn.data
 from hybridnn.data import Dataset, DatasetInfo, SyntheticSpec, TableEncoding, TableOptions, Task, split_indices
-from hybridnn.data.table_file import FORMER_KEYS, Categories, Missing, checked_csv
+from hybridnn.data.table_file import Categories, Missing, checked_csv
 from hybridnn.errors import SettingError
 from hybridnn.nn.learning_rates import SCHEDULES, Constant, LearningRateSchedule
 from hybridnn.nn.mlp import MLP, Activation, Initializer, Loss, resolve_loss
@@ -195,9 +195,6 @@ class DataSettings(Section):
     @model_validator(mode="before")
     @classmethod
     def _digits_unless_a_file_is_given(cls, given: Any) -> Any:
-        for key in given if isinstance(given, dict) else ():
-            if new := FORMER_KEYS.get(key):
-                raise refused(key, given[key], f"is data.csv.{new} now, a key of pandas.read_csv")
         if isinstance(given, dict) and given.get("name") is None and given.get("file") is None:
             return {**given, "name": "digits"}
         return given
@@ -219,10 +216,16 @@ class DataSettings(Section):
         `load_file`.
         """
         if self.file is not None:
-            from hybridnn.data.user_file import read_file
-
-            training = partial(self._training_indices, seed=seed)
-            return read_file(self.file, self.targets, self.inputs, task, self.table_options, encoding, training)
+            return hybridnn.data.load_file(
+                self.file,
+                self.targets,
+                inputs=self.inputs,
+                task=task,
+                options=self.table_options,
+                encoding=encoding,
+                training=partial(self._training_indices, seed=seed),
+                warns=False,  # they are shown as the header of a run is
+            )
         return hybridnn.data.load_dataset(**self._in_catalogue())
 
     def _training_indices(self, samples: int, seed: int) -> NDArray[np.int64]:

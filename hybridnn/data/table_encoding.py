@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
@@ -14,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.errors import DataError, SettingError
-from hybridnn.utils.text import NAMES_SHOWN, column_list, counted
+from hybridnn.utils.text import NAMES_SHOWN, column_list, counted, printable
 
-from .table_file import Csv, TableOptions, as_names, named_frame, require_columns
+from .table_file import NUMBER, Csv, TableOptions, as_names, named_frame, require_columns
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Kind = Literal["number", "truth", "date", "text"]
 ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)?)?")
-NUMBER = re.compile(r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|infinity)", re.I | re.A)
 ISO = "ISO8601"  # for pandas, the form of such dates
 WIDE = 1000  # columns from which pandas selects columns more slowly than NumPy
 CELLS_SHOWN = 5  # texts of odd cells in a message
@@ -58,7 +56,7 @@ class Column(NamedTuple):
         count, rows = len(self.rows(self.odd())), int((self.codes >= 0).sum())
         what = {"truth": "truth value", "date": "date"}.get(self.kind, "number")
         cells = f"{count:,} of {rows:,} cells are no {what}s" if count < rows else f"no cell is a {what}"
-        return f"{self.name}: {cells} ({self.shown(self.odd())})"
+        return f"{printable(self.name, 40)}: {cells} ({self.shown(self.odd())})"
 
     def shown(self, texts: Sequence[str]) -> str:
         """A few texts, each with its first row, from 1: ``'?' in row 6, 'x' in row 9 and 3 more``."""
@@ -129,12 +127,6 @@ def numbers_of(texts: Sequence[str], csv: Csv) -> Floats:
     return np.array([float(cell) if NUMBER.fullmatch(cell) else np.nan for cell in cells], np.float64)
 
 
-def label_text(text: str, csv: Csv) -> str:
-    """A label as text: a whole number with decimals has none."""
-    number = numbers_of([text], csv)[0]
-    return str(int(number)) if csv.get("decimal", ".") in text and number.is_integer() else text
-
-
 def _truths_of(texts: Sequence[str], csv: Csv) -> Floats:
     words = {word: 0.0 for word in ("false", "False", "FALSE", *csv.get("false_values", ()))}
     words |= {word: 1.0 for word in ("true", "True", "TRUE", *csv.get("true_values", ()))}
@@ -152,20 +144,6 @@ def _days_of(name: str, texts: Sequence[str], csv: Csv) -> Floats:
         return np.full(len(texts), np.nan)
     times = pandas.to_datetime(pandas.Series(cells), format=form, errors="coerce", utc=True).dt.as_unit("us")
     return np.where(times.isna(), np.nan, times.astype("int64") / 86_400e6)
-
-
-def with_date_formats(table: DataFrame, csv: Csv) -> Csv:
-    """`csv` with the form of the dates of each column of ``parse_dates``, as pandas guesses it from the first date."""
-    from pandas.tseries.api import guess_datetime_format
-
-    given, forms = csv.get("date_format", {}), dict[str, str]()
-    for name in csv.get("parse_dates", ()) if isinstance(given, Mapping) else ():
-        first = next(iter(table[name].dropna().astype(str).str.strip()), "")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a month above 12 beside `dayfirst`
-            guess = guess_datetime_format(first, csv.get("dayfirst", False))
-        forms[name] = guess if guess and not ISO_DATE.fullmatch(first) else ISO
-    return {**csv, "date_format": {**forms, **given}} if forms else csv
 
 
 # -- columns of the training -------------------------------------------------------------------------------------------
@@ -303,26 +281,23 @@ class TableEncoding:
         dtypes = np.array([dtype.kind for dtype in table.dtypes], str)[places]
         kinds = np.array([self.kinds.get(name, "number") for name in names], str)
         is_plain = (np.isin(dtypes, list("iuf")) & (kinds == "number")) | ((dtypes == "b") & (kinds == "truth"))
-        if is_plain.all():
-            return number_block(table, places)
         values = np.empty((len(table), len(names)))
         values[:, is_plain] = number_block(table, places[is_plain])
         stated: dict[str, Kind] = {**dict.fromkeys(names, "number"), **self.kinds}
         columns = list(read_columns(table, places[~is_plain], self.options.csv, called, stated))
         if odd := [column.odd_cells() for column in columns if column.odd()]:
             raise DataError(f"{called}: {'; '.join(odd[:NAMES_SHOWN])}")
-        values[:, ~is_plain] = np.column_stack([np.append(column.numbers, np.nan)[column.codes] for column in columns])
+        for place, column in zip(np.flatnonzero(~is_plain), columns, strict=True):
+            values[:, place] = np.append(column.numbers, np.nan)[column.codes]
         return values
 
     def _codes(self, table: DataFrame, name: str, values: Sequence[str], called: str) -> NDArray[np.int64]:
         """The place of each row's value among `values`, -1 for missing values; unknown ones are -2, or refused."""
-        csv, is_input = self.options.csv, name in self.categories
-        (column,) = read_columns(table, table.columns.get_indexer([name]), csv, called, {name: "text"})
-        are_numbers = not is_input and not np.isnan(numbers_of(values, csv)).any()
-        texts = [label_text(text, csv) if are_numbers else text for text in column.texts]
+        place, is_input = table.columns.get_indexer([name]), name in self.categories
+        (column,) = read_columns(table, place, self.options.csv, called, {name: "text"})
         known = {value: number for number, value in enumerate(values)}
-        found = np.array([*(known.get(text, -2) for text in texts), -1], np.int64)[column.codes]
-        unknown = sorted({text for text in texts if text not in known})
+        found = np.array([*(known.get(text, -2) for text in column.texts), -1], np.int64)[column.codes]
+        unknown = sorted(text for text in column.texts if text not in known)
         if unknown and not (is_input and self.options.unknown_categories == "zeros"):
             shown = f"{column_list([repr(text) for text in unknown])} ({counted(int((found == -2).sum()), 'row')})"
             how = '; a training with data.unknown_categories = "zeros" allows them' if is_input else ""

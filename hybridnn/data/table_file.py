@@ -10,9 +10,9 @@ import unicodedata
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from hybridnn.errors import DataError, SettingError, one_line
@@ -25,8 +25,8 @@ from hybridnn.utils.checks import (
     require_whole,
     with_advice,
 )
-from hybridnn.utils.files import memory_bytes, open_regular
-from hybridnn.utils.text import NAMES_SHOWN, alike, column_list, printable, shown_path
+from hybridnn.utils.files import open_regular
+from hybridnn.utils.text import NAMES_SHOWN, alike, column_list, shown_path
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -38,15 +38,10 @@ Csv = Mapping[str, Any]
 LISTS = ("names", "na_values", "true_values", "false_values", "parse_dates")
 CSV_KEYS = (
     *("sep", "decimal", "thousands", "comment", "quotechar", "escapechar", "encoding", "header", "skiprows"),
-    *("keep_default_na", "dayfirst", "date_format", *LISTS),
+    *("keep_default_na", "date_format", *LISTS),
 )
 """Arguments of `pandas.read_csv` that a table may need; the others belong to the library."""
-FORMER_KEYS = MappingProxyType(
-    {"separator": "sep", "skip_lines": "skiprows", "dates": "parse_dates", "missing_words": "na_values"}
-    | {key: key for key in CSV_KEYS}
-)
-"""Keys that ``[data]`` had or that people expect there, and the keys of ``[data.csv]`` in their place."""
-NOT_PASSED = {"names", "header", "encoding", "parse_dates", "dayfirst", "date_format"}  # handled here
+NOT_PASSED = {"names", "header", "encoding", "parse_dates", "date_format"}  # handled here
 
 MOST_SKIPPED = 1_000_000  # lines
 MOST_COLUMNS = 900_000  # for more, pandas takes about a minute
@@ -60,19 +55,11 @@ BEGINNINGS = {
     rb"\0[^\0]\0[^\0]": "utf-16-be",
 }
 """Patterns of the first bytes of a file, and the encodings that they announce."""
-FOREIGN = {
-    rb"\x1f\x8b|BZh\d1AY|\xfd7zXZ|\x28\xb5\x2f\xfd": "is compressed: unpack it",
-    rb"PK\x03\x04": "is a zip archive, as .xlsx and .ods files are: unpack it, or save the sheet as .csv",
-    rb"\xd0\xcf\x11\xe0": "is a workbook of Excel: save the sheet as .csv",
-    rb"PAR1[\0-\x1f]": "is a Parquet file: its name must end in .parquet",
-    rb"version https://git-lfs": "is a pointer of Git LFS in place of the file: git lfs pull fetches it",
-    rb"(\xef\xbb\xbf)?\s*<(?i:!doctype|html|\?xml|table)": "is a page of HTML or XML: save the table itself as .csv",
-}
-"""Patterns of the first bytes of files that are no text of columns, and what to do about them."""
 SEPARATORS = (",", ";", "\t", "|")
-NUMBER = re.compile(r"[+-]?(\d+[.,]?\d*|[.,]\d+)([eE][+-]?\d+)?")
+NUMBER = re.compile(r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|infinity)", re.I | re.A)
 FIRST_LINE = 'set data.csv.header = "None" if it is data (the columns are then named 0, 1, …), or to 0 if it names them'
 PREAMBLE = "; if lines precede the names, set data.csv.skiprows to their number, or data.csv.comment to their sign"
+NO_TEXT = "unpack what is compressed, save a sheet or a page as .csv, or state its encoding in data.csv.encoding"
 
 
 # -- options -----------------------------------------------------------------------------------------------------------
@@ -104,7 +91,7 @@ def _checked(key: str, value: Any) -> Any:
         return "None"  # which TOML can hold
     if key in ("header", "skiprows"):
         return require_whole(name, value, 0, MOST_SKIPPED, "must be a whole number, 0 or more")
-    if key in ("keep_default_na", "dayfirst"):
+    if key == "keep_default_na":
         return require_type(name, value, bool)
     if key == "sep" and value != r"\s+" and len(str(value)) != 1:
         raise SettingError(name, value, r"must be one character, or '\s+' for any number of spaces")
@@ -131,9 +118,7 @@ def as_names(names: str | Sequence[str]) -> tuple[str, ...]:
 NAMES = Checked(as_names, "a name, or a list of names")
 
 
-@with_advice(
-    {"drop": "did you mean drop_columns?", **{key: f"give csv={{{new!r}: …}}" for key, new in FORMER_KEYS.items()}}
-)
+@with_advice({"drop": "did you mean drop_columns?", **{key: f"give csv={{{key!r}: …}}" for key in CSV_KEYS}})
 @described
 @dataclass(frozen=True, kw_only=True)
 class TableOptions:
@@ -183,9 +168,10 @@ def require_columns(called: str, table: Any, wanted: Sequence[str], what: str) -
     if missing := [name for name in wanted if name not in there]:
         which = f"column{'s' if len(missing) > 1 else ''} {column_list([repr(name) for name in missing])}"
         has = f"it has {column_list(list(table.columns))}{alike(missing[0], list(table.columns))}"
-        commas = any("," in name for name in there)
-        has += """; names with commas are given as a list: '["a, b"]'""" if commas else ""
-        raise DataError(f"{called}: no {which}, {what}; {has}")
+        list_of = (
+            """; names with commas are given as a list: '["a, b"]'""" if any("," in name for name in there) else ""
+        )
+        raise DataError(f"{called}: no {which}, {what}; {has}{list_of}")
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -195,7 +181,7 @@ class Table(NamedTuple):
     """A table that was read."""
 
     frame: DataFrame
-    options: TableOptions  # with the separator and the encoding that were found
+    options: TableOptions  # with the separator that was found
     notes: tuple[str, ...] = ()  # what was left out, one line each
     has_row_names: bool = False  # for which the header line has no name
     raw: Callable[[Collection[str]], DataFrame] | None = None  # reads columns of a file of text again, as text
@@ -205,8 +191,8 @@ def read_table(path: Path, options: TableOptions, targets: Collection[str] = (),
     """Read a file of text or a ``.parquet`` file, like the table of a `TableEncoding`, whose targets may be absent.
 
     Columns that are not known to hold numbers are read as text, and so are targets. The separator is the usual one that
-    divides the first lines into equal numbers of cells, or by which most inputs of the encoding are found. A file
-    beside that of the training may be in UTF-8 all the same.
+    divides most of the first lines into as many cells as there are names, or by which most inputs of the encoding are
+    found.
 
     Raises `DataError`: the file cannot be read, is no table, or its columns have no names or equal ones.
     """
@@ -217,20 +203,13 @@ def read_table(path: Path, options: TableOptions, targets: Collection[str] = (),
     called, given = shown_path(path), options.csv.get("encoding", "utf-8")
     try:
         with open_regular(path) as file:
-            if (size := file.seek(0, io.SEEK_END)) > (memory := memory_bytes()):
-                raise DataError(f"{called}: the file has {size:,} bytes, and this machine has {memory:,}")
-            file.seek(0)
             if path.suffix.lower() == ".parquet":
                 return Table(_read_parquet(called, file), options)
             marked = _announced(called, file, given)
-        for encoding in [marked] if marked else dict.fromkeys(["utf-8", given] if like else [given]):
-            try:
-                return _Text(path, called, encoding, options, like).read(texts)
-            except UnicodeError as error:
-                problem = error
-        what = f"byte {problem.object[problem.start]:#04x}" if isinstance(problem, UnicodeDecodeError) else problem
-        how = "save it as UTF-8, or train with its encoding in data.csv.encoding, such as cp1252 of Windows"
-        raise DataError(f"{called} is not a text file in {encoding.upper()} ({one_line(str(what))}); {how}")
+        return _Text(path, called, marked or given, options, like).read(texts)
+    except UnicodeError as error:
+        encoding, what = (marked or given).upper(), one_line(str(error))
+        raise DataError(f"{called} is not a text file in {encoding} ({what}): {NO_TEXT}") from error
     except OSError as error:
         raise DataError(f"{called}: cannot be read: {error.strerror or one_line(str(error))}") from error
     except MemoryError:
@@ -251,23 +230,17 @@ def _read_parquet(called: str, file: io.BufferedReader) -> DataFrame:
 
     try:
         return named_frame(pandas.read_parquet(file), called)
-    except ImportError:
-        raise DataError(f"{called}: .parquet files need the package pyarrow: pip install pyarrow") from None
-    except (ValueError, OSError, KeyError, TypeError) as error:  # those of pyarrow are of these classes
-        raise DataError(f"{called}: is not a readable .parquet file: {one_line(str(error))[:200]}") from error
+    except (ImportError, ValueError, OSError, KeyError, TypeError) as error:  # those of pyarrow are of these classes
+        raise DataError(f"{called}: pandas cannot read the .parquet file: {one_line(str(error))[:200]}") from error
 
 
 def _announced(called: str, file: io.BufferedReader, given: str) -> str | None:
-    """The encoding that the first bytes announce; `DataError` for another kind of file, and for characters NUL."""
+    """The encoding that the first bytes announce; `DataError` for characters NUL, at which pandas would end a cell."""
     start = file.read(64)
-    for pattern, what in FOREIGN.items():
-        if re.match(pattern, start):
-            raise DataError(f"{called} {what}")
     found = next((encoding for pattern, encoding in BEGINNINGS.items() if re.match(pattern, start, re.S)), None)
     file.seek(0)
     if not re.search("16|32", found or given) and any(b"\0" in block for block in iter(lambda: file.read(BLOCK), b"")):
-        how = "it is damaged, or data.csv.encoding must name its encoding, such as utf-16-le"
-        raise DataError(f"{called} has the character NUL: {how}")
+        raise DataError(f"{called} has the character NUL, which no text has: {NO_TEXT}")
     return found
 
 
@@ -277,7 +250,7 @@ class _Text:
     def __init__(self, path: Path, called: str, encoding: str, options: TableOptions, like: Any) -> None:
         self.path, self.called, self.options, self.like = path, called, options, like
         self.known_inputs = set() if like is None else {*like.columns}
-        self.csv: dict[str, Any] = {**options.csv, "encoding": encoding}
+        self.csv, self.encoding = dict(options.csv), encoding
         header = options.csv.get("header", "None" if "names" in options.csv else 0)
         self.header: int | None = None if header == "None" else header
         skipped, size, lines = options.csv.get("skiprows", 0), 0, list[str]()
@@ -293,28 +266,25 @@ class _Text:
         self.names, self.has_row_names = self.columns()
 
     def opened(self) -> io.TextIOWrapper:
-        return io.TextIOWrapper(open_regular(self.path), encoding=self.csv["encoding"], newline="")
+        return io.TextIOWrapper(open_regular(self.path), encoding=self.encoding, newline="")
 
     def read(self, texts: Collection[str]) -> Table:
         """The table, without a column of row names and an empty last one."""
         import pandas
 
-        places, notes = [n for n, name in enumerate(self.names) if name in texts], list[str]()
+        places = [n for n, name in enumerate(self.names) if name in texts]
         is_wide = len(places) < FEW < len(self.names) / FEW  # types by name would make a Series of each column
         frame = self.by_pandas(**({} if is_wide else {"dtype": dict.fromkeys(places, str)}))
         for place, cells in self.by_pandas(usecols=places, dtype=str).items() if is_wide and places else ():
             frame.isetitem(place, cells)
-        frame.columns = pandas.Index(self.names, dtype=object)  # `set_axis` would copy a million columns one by one
-        if not len(frame):
-            raise DataError(f"{self.called}: no line of data after the header line")
-        if len(self.names) > 2 and not self.names[-1] and frame.iloc[:, -1].isna().all():
-            frame = frame.iloc[:, :-1]
-            notes.append("the last column has no name and no cells: left out")
-        if len(self.names) > 1 and not self.names[0]:
-            frame = frame.iloc[:, 1:]
-            notes.append("the first column has no name, as that of row names: left out")
-        require_names(self.called, list(frame.columns), f"; {FIRST_LINE}{PREAMBLE}")
-        return Table(frame, replace(self.options, csv=self.csv), tuple(notes), self.has_row_names, self.raw)
+        left_out = [n for n, name in enumerate(self.names) if not name and (n == 0 or frame[n].isna().all())]
+        kept = [name for n, name in enumerate(self.names) if n not in left_out]
+        require_names(self.called, kept, f"; {FIRST_LINE}{PREAMBLE}")
+        frame = frame.drop(columns=left_out) if left_out else frame
+        frame.columns = pandas.Index(kept, dtype=object)  # `set_axis` would copy a million columns one by one
+        note = "columns without a name are left out: a first one of row names, or one without cells"
+        options = replace(self.options, csv=self.csv)
+        return Table(frame, options, (note,) if left_out else (), self.has_row_names, self.raw)
 
     def raw(self, wanted: Collection[str]) -> DataFrame:
         """Some columns, with every cell as the text that it is."""
@@ -334,66 +304,57 @@ class _Text:
 
     def separated(self) -> list[list[str]]:
         """Find the separator, and return the first records."""
-        own, inputs, found = [self.csv["sep"]] if "sep" in self.csv else [], self.known_inputs, {}
-        others = SEPARATORS if not own or (inputs and (self.header is not None or len(inputs) > 1)) else ()
-        for separator in dict.fromkeys([*own, *others]):
-            try:
+        own, inputs, found = self.csv.get("sep"), self.known_inputs, dict[str, list[list[str]]]()
+        for separator in dict.fromkeys([*filter(None, [own]), *(SEPARATORS if inputs or not own else ())]):
+            with suppress(csv.Error):  # a line without this separator may be too long for a cell
                 found[separator] = self.split(separator)
-            except csv.Error as error:
-                problem = error
         if not found:
-            raise DataError(f"{self.called} is not a text file of columns: {problem}") from problem
+            how = f"a cell has more than {csv.field_size_limit():,} characters"
+            raise DataError(f"{self.called} is not a text file of columns: {how}")
 
-        def fits(separator: str) -> tuple[float, ...]:
+        def fits(separator: str) -> tuple[int, ...]:
             names, *rows = [[], *found[separator]] if self.header is None else found[separator][self.header :] or [[]]
-            if shared := inputs.intersection(as_names(names)):
-                return (len(shared),)
             sizes = Counter(map(len, rows))
-            size, times = max(sizes.items(), key=lambda item: (item[1], item[0]), default=(0, 0))
-            is_table = size > 1 and times == len(rows) and len(names) in (0, size, size - 1)
-            is_own = separator in own and max(sizes, default=0) > 1
-            return 0, is_own, is_table, size > 1 and times, len(names) or size
+            columns = len(names) or max(sizes, key=lambda size: sizes[size], default=0)
+            is_own = separator == own and max(sizes, default=0) >= min(2, len(inputs))
+            fitting = sum(times for size, times in sizes.items() if size > 1 and size - columns in (0, 1))
+            return len(inputs.intersection(as_names(names))), is_own, fitting, columns
 
         self.csv["sep"] = max(found, key=fits)
         return found[self.csv["sep"]]
 
     def columns(self) -> tuple[list[str], bool]:
         """The names of all columns, empty for those without, and whether rows begin with a name of their own."""
-        records, inputs, called = self.records, self.known_inputs, self.called
-        names = [] if self.header is None else list(as_names(next(iter(records[self.header :]), [])))
-        rows = records if self.header is None else records[self.header + 1 :]
-        if self.header is not None and not any(names):
-            raise DataError(f"{called}: the first line is empty; it must name the columns")
+        names, *rows = [[], *self.records] if self.header is None else self.records[self.header :] or [[]]
         if not rows:
-            raise DataError(f"{called}: no line of data after the header line")
+            raise DataError(f"{self.called}: no line of data after the header line")
         width = len(rows[0])
         if self.header is None:
-            return self.given_names(width, self.csv.get("names") or [str(n) for n in range(width)]), False
+            self.csv.setdefault("names", [str(number) for number in range(width)])
+            return self.given_names(width), False
+        names = list(as_names(names))
         if len(names) == width == 1 and {len(row[0].split()) for row in rows} == {len(names[0].split())} != {1}:
             how = r"if spaces separate columns, set data.csv.sep = '\s+'"
-            raise DataError(f"{called}: it has one column, {printable(names[0], 80)}; {how}")
-        if 2 * sum(cell[:1] == cell[-1:] == "'" for cell in rows[0]) >= width and "quotechar" not in self.csv:
-            raise DataError(f'{called}: cells are in single quotation marks: set data.csv.quotechar = "\'"')
-        if "header" not in self.csv and inputs.isdisjoint(names) and _are_data(names, rows):
-            raise DataError(f"{called}: the first line seems to hold data ({column_list(names)}); {FIRST_LINE}")
+            raise DataError(f"{self.called}: it has one column, {column_list(names)}; {how}")
+        if "header" not in self.csv and self.known_inputs.isdisjoint(names) and _are_data(names, rows):
+            seen = f"the first line seems to hold data ({column_list(names)})"
+            raise DataError(f"{self.called}: {seen}; {FIRST_LINE}")
         if "names" in self.csv:
-            names = self.given_names(len(names), self.csv["names"])
+            names = self.given_names(len(names))
         if width == len(names) + 1 > 2 and names[-1]:
-            has_row_names = self.like.has_row_names if self.like else len({row[0] for row in rows}) == len(rows) > 1
-            if not (self.like and has_row_names) and not any("".join(row[len(names) :]) for row in rows):
-                return [*names, ""], False  # the rows end with separators
-            if has_row_names:
+            is_empty = not any(row[len(names) :] not in ([], [""]) for row in rows)  # pandas leaves such a column out
+            differ = len({row[0] for row in rows}) == len(rows) > 1
+            if self.like.has_row_names if self.like else differ and not is_empty:
                 return ["", *names], True
+            width -= is_empty
         if width > len(names):
             which = f"(its columns are separated by {self.csv['sep']!r}){PREAMBLE}"
-            raise DataError(f"{called}: the first row has {width} cells, the header line has {len(names)} {which}")
+            raise DataError(f"{self.called}: the first row has {width} cells, the header line has {len(names)} {which}")
         return names, False
 
-    def given_names(self, columns: int, names: Sequence[str]) -> list[str]:
-        """`names`, or those but the known targets in a table that lacks these; numbers go on."""
-        targets = self.like.targets if self.like else ()
-        if list(names) == [str(n) for n in range(columns)] and not self.known_inputs.issubset(names):
-            names = [str(number) for number in range(columns + len(targets))]
+    def given_names(self, columns: int) -> list[str]:
+        """The names that are stated, or those but the known targets in a table that lacks these."""
+        names, targets = self.csv["names"], self.like.targets if self.like else ()
         for those in (list(names), [name for name in names if name not in targets]):
             if len(those) == columns:
                 return those
@@ -417,24 +378,18 @@ class _Text:
             raise
         except (ValueError, OverflowError, pandas.errors.ParserWarning) as error:
             text = one_line(str(error)).rpartition("C error: ")[2][:200]
-            text = text.replace("EOF inside string", "a quotation mark that is not closed,")
-            if "Expected" in text:  # another number of cells
-                text += PREAMBLE
-                text += (
-                    "" if "escapechar" in self.csv else r"; if \" is a quotation mark, set data.csv.escapechar = '\'"
-                )
-            raise DataError(f"{self.called} is not a text file of columns: {text}") from error
+            raise DataError(f"{self.called} is not a text file of columns: {text}{PREAMBLE}") from error
 
 
 def _are_data(names: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
-    """Whether a header line seems to hold data: half are numbers, or two are numbers or cells of their column.
+    """Whether a header line seems to hold data: at least half are numbers or cells of their column, and not one word.
 
     Numbers that count the columns are names, and so are those after a first cell above row names.
     """
-    numbers = sorted(float(name.replace(",", ".")) for name in names if NUMBER.fullmatch(name))
-    is_count = len(numbers) > 1 and numbers == [numbers[0] + number for number in range(len(numbers))]
+    numbers = sorted(float(number) for name in names if NUMBER.fullmatch(number := name.replace(",", ".")))
+    is_count = len(numbers) > 1 and numbers == [numbers[0] + place for place in range(len(numbers))]
     if is_count or (len(names) > 1 and not names[0]):
         return False
-    words = [(n, name) for n, name in enumerate(names) if name and not NUMBER.fullmatch(name)]
+    words = [(n, name) for n, name in enumerate(names) if name and not NUMBER.fullmatch(name.replace(",", "."))]
     repeated = sum(any(row[n : n + 1] == [name] for row in rows) for n, name in words)
-    return 2 * len(numbers) >= len(names) or (repeated > 0 and repeated + len(numbers) > 1)
+    return 2 * (len(numbers) + repeated) >= len(names) and (bool(numbers) or repeated > 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.errors import DataError, SettingError, warn_caller
-from hybridnn.utils.text import NAMES_SHOWN, column_list, command_argument, shown_path, user_path
+from hybridnn.utils.text import shown_path, user_path
 
 from .dataset import Dataset
-from .loaders import LOSS_DECIDES, label_warning, user_arrays
+from .loaders import label_warning, user_arrays
 from .rows import ArrayRows, Task, constant_targets
 from .table_encoding import TableEncoding
-from .table_file import Table, TableOptions, as_names, named_frame, read_table, require_columns
-from .table_fitting import examine, require_no_problem
+from .table_file import Table, TableOptions, as_names, named_frame, read_table
+from .table_fitting import choose_columns, examine, require_no_problem, task_reason
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -39,6 +38,7 @@ def load_file(
     options: TableOptions | None = None,
     encoding: TableEncoding | None = None,
     training: Training | None = None,
+    warns: bool = True,
 ) -> Dataset:
     """Load the training data of a user, and warn of what may not be as meant (``Dataset.warnings``).
 
@@ -59,6 +59,8 @@ def load_file(
     training : callable, optional
         Takes the number of samples and returns the indices of the training samples, whose means replace missing values;
         by default all.
+    warns : bool
+        False leaves the warnings to the caller.
 
     Raises
     ------
@@ -67,31 +69,22 @@ def load_file(
     SettingError
         If `targets` are missing for a table, or `targets` or `inputs` are given for an ``.npz``.
     """
-    return _warned(read_file(path, targets, inputs, task, options, encoding, training))
-
-
-def read_file(
-    path: str | Path,
-    targets: str | Sequence[str],
-    inputs: str | Sequence[str],
-    task: Task | None,
-    options: TableOptions | None,
-    encoding: TableEncoding | None,
-    training: Training | None,
-) -> Dataset:
-    """As `load_file`, without a warning."""
     path, options, named = user_path(path), options or TableOptions(), (as_names(targets), as_names(inputs))
     if has_table(path, "data.file"):
-        table = read_table(path, options, named[0], encoding)
         if not named[0]:
             how = "a table needs the names of its target columns, as in --targets price"
             raise SettingError("data.targets", [], how)
-        return _dataset_from_table(table, path.name, shown_path(path), *named, task, encoding, training)
-    given = dict(zip(("targets", "inputs"), map(list, named), strict=True)) | vars(options)
-    for key, value in given.items():
-        if value and value != vars(TableOptions()).get(key):
-            raise SettingError(f"data.{key}", value, "only for tables; an .npz file has x_train and y_train")
-    return user_arrays(path, task)
+        table = read_table(path, options, named[0], encoding)
+        data = _dataset_from_table(table, path.name, shown_path(path), *named, task, encoding, training)
+    else:
+        given = dict(zip(("targets", "inputs"), map(list, named), strict=True)) | vars(options)
+        for key, value in given.items():
+            if value and value != vars(TableOptions()).get(key):
+                raise SettingError(f"data.{key}", value, "only for tables; an .npz file has x_train and y_train")
+        data = user_arrays(path, task)
+    for text in data.warnings if warns else ():
+        warn_caller(text)
+    return data
 
 
 def load_frame(
@@ -110,13 +103,9 @@ def load_frame(
     """
     if not hasattr(frame, "columns"):
         raise DataError(f"the frame is of the type {type(frame).__name__}: must be a data frame of pandas")
-    table, called = Table(named_frame(frame, "the frame"), options or TableOptions()), "the frame"
+    table = Table(named_frame(frame, "the frame"), options or TableOptions())
     names = as_names(targets), as_names(inputs)
-    return _warned(_dataset_from_table(table, "frame", called, *names, task, None, training))
-
-
-def _warned(data: Dataset) -> Dataset:
-    """The data set, of whose doubts the caller is warned."""
+    data = _dataset_from_table(table, "frame", "the frame", *names, task, None, training)
     for text in data.warnings:
         warn_caller(text)
     return data
@@ -140,23 +129,21 @@ def _dataset_from_table(
     encoding: TableEncoding | None,
     training: Training | None,
 ) -> Dataset:
-    frame, options, warnings = table.frame, table.options, list[str]()
-    is_fitted = encoding is not None
+    frame, options, warnings, is_new = table.frame, table.options, list[str](), encoding is None
     if encoding is None:
         columns = choose_columns(frame, called, targets, inputs, options.drop_columns)
         found = examine(table, called, columns, targets, task)
-        hint = f"; hybridnn data check {command_argument(called)} shows every column" if table.raw else ""
-        require_no_problem(called, found.problems, hint)
+        require_no_problem(called, found.problems)
         encoding = found.encoding.with_means(frame, called, training)
         warnings = [f"{called}: {note}" for note in found.notes]
     x, y, dropped = encoding.encode(frame, called, targets=targets)
     if y is None or not len(x):
         raise DataError(f"{called}: no line of data after the header line")
-    if not is_fitted and (constant := constant_targets(y)).any():
+    if is_new and (constant := constant_targets(y)).any():
         column = int(np.argmax(constant))
         value = "has one value only" if y.ndim == 1 else f"is {y[0, column]:g} in every row"
         raise DataError(f"{called}: target {targets[column]!r} {value}: there is nothing to learn")
-    if task is None and not is_fitted and not encoding.classes and targets[0] not in encoding.kinds:
+    if is_new and task is None and not encoding.classes and targets[0] not in encoding.kinds:
         warnings = [*label_warning(called, targets[0], y, "set model.loss to cross_entropy"), *warnings]
     used = {*encoding.columns, *targets, *options.drop_columns}
     left = f"; {dropped:,} of {len(frame):,} rows have missing values and are left out" if dropped else ""
@@ -173,32 +160,3 @@ def _dataset_from_table(
         encoding=encoding,
         warnings=tuple(warnings),
     )
-
-
-def choose_columns(
-    table: DataFrame, called: str, targets: Sequence[str], inputs: Sequence[str], dropped: Sequence[str]
-) -> list[str]:
-    """Input columns, in order: `inputs`, or all that are no targets and not dropped."""
-    require_columns(called, table, dropped, "which data.drop_columns names")
-    require_columns(called, table, inputs, "which the inputs need")
-    require_columns(called, table, targets, "which data.targets names")
-    used = Counter([*inputs, *targets, *dropped])
-    if twice := [name for name, times in used.items() if times > 1]:
-        how = "each column only once in data.inputs, data.targets and data.drop_columns"
-        raise SettingError("data.targets" if {*twice} & {*targets} else "data.inputs", twice[:NAMES_SHOWN], how)
-    columns = list(inputs) or [name for name in table.columns if name not in used]
-    if not columns:
-        raise SettingError("data.targets", list(targets[:NAMES_SHOWN]), f"leaves no column of {called} as input")
-    return columns
-
-
-def task_reason(encoding: TableEncoding, targets: Sequence[str], task: Task | None) -> str:
-    """The task, and the property of the table from which it follows."""
-    if encoding.classes:
-        is_counted = encoding.classes == tuple(str(label) for label in range(len(encoding.classes)))
-        names = "" if is_counted else f" ({column_list(encoding.classes)})"
-        return f"classification: {len(encoding.classes)} classes{names}"
-    if len(targets) > 1:
-        return f"regression: {len(targets)} target columns"
-    what = f"{targets[0]} has {'dates' if targets[0] in encoding.kinds else 'decimal points'}"
-    return f"regression: {LOSS_DECIDES if task == 'regression' else what}"

@@ -45,9 +45,16 @@ READ: dict[str, tuple[str | bytes, dict[str, Any], list[float]]] = {
     "minus of Unicode": (rows("a,y", "\u22124,p", "2,q"), {}, [-4, 2]),
     "large numbers": (rows("a,y", f"{10**25},p", "2,q"), {}, [1e25, 2]),
     "dates": (rows("a,y", "1970-01-11,p", "1970-01-02T12:00:00,q"), {}, [10, 1.5]),
-    "days first": (rows("a,y", "11.1.1970,p", "2.01.1970,q"), {"parse_dates": ["a"], "dayfirst": True}, [10, 1]),
-    "months first": (rows("a,y", "1/11/1970,p", "1/2/1970,q"), {"parse_dates": ["a"]}, [10, 1]),
-    "a form of dates": (rows("a,y", "11 Jan 1970,p", "02 Jan 1970,q"), {"parse_dates": ["a"]}, [10, 1]),
+    "a form of dates": (
+        rows("a,y", "11.1.1970,p", "2.01.1970,q"),
+        {"parse_dates": ["a"], "date_format": "%d.%m.%Y"},
+        [10, 1],
+    ),
+    "forms of dates by column": (
+        rows("a,y", "11 Jan 1970,p", "02 Jan 1970,q"),
+        {"parse_dates": ["a"], "date_format": {"a": "%d %b %Y"}},
+        [10, 1],
+    ),
     "truth values": (rows("a,y", "TRUE,p", "false,q"), {}, [1, 0]),
     "words of truth": (rows("a,y", "yes,p", "no,q"), {"true_values": ["yes"], "false_values": ["no"]}, [1, 0]),
     "vertical bars": (rows("a|y", "3|p", "4|q"), {}, [3, 4]),
@@ -176,17 +183,8 @@ def test_another_separator_and_encoding_than_in_training(tmp_path: Path) -> None
         np.testing.assert_array_equal(found.x, [[1.5, 2], [2.5, 3]])
     other = load_file(training, "y", encoding=encoding)
     assert other.train.samples == 20
-    with pytest.raises(DataError, match=r"not a text file in UTF-8 \(byte 0xf6\); save it as UTF-8, or train with"):
+    with pytest.raises(DataError, match=r"not a text file in UTF-8 .*byte 0xf6"):
         load_samples(table(tmp_path, rows("b,größe", "1,3").encode("cp1252"), "new.csv"), 2, encoding=encoding)
-
-
-def test_a_file_in_utf8_for_a_network_of_another_encoding(tmp_path: Path) -> None:
-    text = rows("größe;y", "1,5;p", "2,5;q")
-    options = TableOptions(csv={"encoding": "cp1252", "decimal": ","})
-    encoding = load_file(table(tmp_path, text.encode("cp1252")), "y", options=options).encoding
-    for name in ("utf-8", "cp1252"):
-        one = table(tmp_path, "größe\n7,5\n".encode(name), "one.csv")
-        assert load_samples(one, 1, encoding=encoding).x.tolist() == [[7.5]], "a comma in one column separates nothing"
 
 
 def test_an_empty_last_cell_is_no_row_name_and_no_column(tmp_path: Path) -> None:
@@ -207,12 +205,6 @@ def test_a_single_row_with_a_row_name_is_read(tmp_path: Path) -> None:
 def test_a_quotation_mark_inside_a_name_is_a_letter(tmp_path: Path) -> None:
     data = load_file(table(tmp_path, rows('size in",y', "3,p", "4,q") + '5,"q"\n'), "y")
     assert (data.inputs, data.train.samples) == (('size in"',), 21)
-
-
-def test_names_replace_those_of_a_header_line(tmp_path: Path) -> None:
-    options = TableOptions(csv={"header": 0, "names": ["b", "kind"]})
-    data = load_file(table(tmp_path, rows("a,y", "1,p", "2,q")), "kind", options=options)
-    assert (data.inputs, data.train.samples) == (("b",), 20)
 
 
 @pytest.mark.parametrize(("target", "options"), [("y", {"names": ["y", "a", "b"]}), ("0", {"header": None})])
