@@ -4,7 +4,7 @@
 #   make test-core             what an engineer runs after every change: whole trainings first, then the quick tests of training
 #   make test                  all that an installation has to pass, two tests at a time  (one test: make test ARGS="-k name -n 0")
 #   make test-all              everything: test with all cases, test-slow, test-slurm and test-cluster
-#   make test-slow             sweeps of more than 4 ranks, long drills, compilers, pages
+#   make test-slow             sweeps of 4 and more ranks, long drills, compilers, pages
 #   make test-slurm            batch scripts and pages on a real Slurm, started on this machine and ended afterwards; as root
 #   make test-cluster          what happens between nodes, on nodes of network namespaces on this machine; as root
 #   make test-gpu bench-gpu    the tests and measurements of the GPU kernels, on a machine that has a GPU and CuPy

@@ -136,6 +136,7 @@ def one(plan: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_curve_up_to_1024_ranks_of_several_nodes(run: Run, tmp_path: Path) -> None:
     ranks = [2**power for power in range(11)]
     found = facts(run, "--machine", "cluster-1024", "--ranks", ",".join(map(str, ranks)))
@@ -240,8 +241,8 @@ def test_pictures(simulate: Run) -> None:
 
 
 def test_curves(simulate: Run) -> None:
-    curve = simulated(simulate, "--ranks", "512", "--curve", "strong")
-    assert [point["ranks"] for point in curve["points"]] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+    curve = simulated(simulate, "--ranks", "16", "--curve", "strong")
+    assert [point["ranks"] for point in curve["points"]] == [1, 2, 4, 8, 16]
     assert {point["batch_size"] for point in curve["points"]} == {256}
     code, out, _ = simulate("--ranks", "512", *CLUSTER, "--curve", "strong")
     assert code == 0
@@ -254,19 +255,22 @@ def test_curves(simulate: Run) -> None:
     assert "2048" in out  # the minibatch of eight replicas
 
 
-def test_a_curve_names_its_layout_and_faster_ones(simulate: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [64, pytest.param(1024, marks=pytest.mark.slow)])
+def test_a_curve_names_its_layout_and_faster_ones(simulate: Run, tmp_path: Path, ranks: int) -> None:
     """784-3x1024-10 with few samples on 64 nodes of 16 ranks: a curve of replicas is not how far scaling goes."""
     machine = read_machine("cluster-1024").model_copy(update={"nodes": 64, "ranks_per_node": 16})
     write_machine(machine, tmp_path / "machine.toml")
     network = ("--set", "data.name=mnist", "--set", "model.hidden=[1024,1024,1024]")
     flat = ("--set", "parallel.pipeline=1", "--set", "parallel.method=1f1b", "--curve", "strong", *network)
-    code, out, error = simulate("--ranks", "1024", *flat)
+    code, out, error = simulate("--ranks", str(ranks), *flat)
     assert (code, error) == (0, "")
-    title = "strong scaling of one layout by more replicas, one minibatch, up to 1024 ranks of cluster-1024: batch 1024"
-    assert out.startswith(title)
+    title = "strong scaling of one layout by more replicas, one minibatch, up to"
+    assert out.startswith(f"{title} {ranks} ranks of cluster-1024: batch {ranks}")
     named = out.partition("faster by more than the errors of both (hybridnn plan): speed-up")[2]
     assert "  64 ranks: 46.58 (31.05 to 69.87), 2.142 ms: batch 2 x model 32 (alternating)\n" in named
-    assert "1024 ranks: 142.2 (94.81 to 213.3), 0.7017 ms: batch 8 x model 128 (alternating)\n" in named
+    if ranks == 1024:
+        assert "1024 ranks: 142.2 (94.81 to 213.3), 0.7017 ms: batch 8 x model 128 (alternating)\n" in named
+        return
     split = ("--set", "parallel.model=32", "--set", "parallel.model_split=alternating")
     code, out, _ = simulate("--ranks", "64", *flat, *split)
     assert code == 0

@@ -1,5 +1,6 @@
 """All trainings against the references, on ranks in this process and some under MPI, where no message is pickled."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from typing import Any, NoReturn
@@ -14,15 +15,24 @@ from hybridnn.training.config import DISTRIBUTIONS
 from reference import network as net
 from reference.cases import reference
 from reference.core_cases import CORE_CASES
-from reference.pipeline_cases import DELAYED_CASES, MOMENTUM, exact_cases
+from reference.pipeline_cases import DELAYED_CASES, MOMENTUM, PipelineCase, exact_cases
 from reference.training_cases import Grid, TrainingCase, check_training, run_training_case
 from reference.training_list import all_cases
 
 
+def swept() -> Iterator[object]:
+    """All cases. Those of more than four ranks are slow, and every second pipeline of four: they take longest."""
+    pipelines_of_four = 0
+    for it in all_cases():
+        is_slow = it.ranks > 4
+        if it.ranks == 4 and isinstance(it.training, PipelineCase):
+            pipelines_of_four += 1
+            is_slow = pipelines_of_four % 2 == 0
+        yield pytest.param(it, id=str(it), marks=[pytest.mark.slow] * is_slow)
+
+
 @pytest.mark.sweep
-@pytest.mark.parametrize(
-    "case", [pytest.param(it, id=str(it), marks=[pytest.mark.slow] * (it.ranks > 4)) for it in all_cases()]
-)
+@pytest.mark.parametrize("case", swept())
 def test_training_equals_the_reference(case: TrainingCase) -> None:
     run_training_case(case)
 
