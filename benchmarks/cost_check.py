@@ -57,6 +57,7 @@ NETWORKS = (
 ROUNDS = 5
 ROUND_SECONDS = 0.3
 LEAST_STEPS = 8  # of a round
+SPEEDS = "cost_check_speeds"  # key of a kept machine file with the `Speeds` around its calibration
 APART = 1.15
 """Factor between measured times from which on the order of two layouts should be predicted correctly."""
 
@@ -370,21 +371,24 @@ def main() -> None:
     speeds = [measure_speeds(grid.world)]
     if arguments.machine:
         machine = read_machine(arguments.machine)
+        if kept := machine.about.get(SPEEDS):
+            speeds = [Speeds(*map(float, kept.split()))]
     else:
         found = calibrate(grid, arguments.seconds, arguments.seed, TrainingTimer())
         machine = found.machine
         if grid.rank == 0:
             collectives = print_collectives(found)
-            if arguments.keep:
-                write_machine(machine, arguments.keep)
-    speeds.append(measure_speeds(grid.world))
+        speeds.append(measure_speeds(grid.world))
+        if grid.rank == 0 and arguments.keep:
+            kept = " ".join(map(str, mean_speeds(speeds)))
+            write_machine(machine.model_copy(update={"about": {**machine.about, SPEEDS: kept}}), arguments.keep)
     results = check(machine, grid.world, mean_speeds(speeds), arguments.rounds)
     speeds.append(measure_speeds(grid.world))
     if grid.rank == 0:
         summary = {**print_results(results), "speeds": [found._asdict() for found in speeds], "doubt": machine.doubt}
         for name, times in zip(Speeds._fields, zip(*speeds, strict=True), strict=True):
             micro = ", ".join(f"{seconds * 1e6:.1f}" for seconds in times)
-            CONSOLE.print(f"µs of a {name} before and after calibrating, and at the end: {micro}")
+            CONSOLE.print(f"µs of a {name} around the calibration, and at the end: {micro}")
         CONSOLE.print(machine.doubt)  # with which there is no advice
         out = RESULTS / f"{date.today()}-cost-check.json"
         layouts = [
