@@ -1,7 +1,11 @@
 """Errors of predicted times, on layouts that are not part of any fit.
 
-``mpirun -n 2 python -m benchmarks.cost_check``. Without ``--machine`` the machine is calibrated first. The speed of one
-product, before and after, shows whether the machine stayed as it was.
+``mpirun -n 2 python -m benchmarks.cost_check``. Without ``--machine`` the machine is calibrated first.
+
+Products, copies and messages are timed around the calibration, and in every round before and after each network. A
+layout is measured without drift by dividing each of its times by how much slower these were than around the
+calibration, weighted by what the prediction computes, copies and sends. A host that changes its speed is thereby told
+from a model that is wrong.
 """
 
 from __future__ import annotations
@@ -10,28 +14,30 @@ import argparse
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from itertools import combinations
 from pathlib import Path
 from statistics import mean, median
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
+from hybridnn.comm.group import Group
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.comm.threads import limit_blas_threads
 from hybridnn.cost.calibration.calibrate import Calibration, calibrate
+from hybridnn.cost.calibration.communication import sleeping_barrier
 from hybridnn.cost.calibration.fit import LARGE_BYTES
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.machine_file import read_machine, write_machine
 from hybridnn.cost.plan import layout_advice
 from hybridnn.cost.prediction import Workload
-from hybridnn.cost.prediction.predict import predict
+from hybridnn.cost.prediction.predict import Prediction, predict
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.runs.step_timer import TrainingTimer
 
@@ -51,9 +57,72 @@ NETWORKS = (
 ROUNDS = 5
 ROUND_SECONDS = 0.3
 LEAST_STEPS = 8  # of a round
-PRODUCT_SECONDS = 2.0
+SPEEDS = "cost_check_speeds"  # key of a kept machine file with the `Speeds` around its calibration
 APART = 1.15
 """Factor between measured times from which on the order of two layouts should be predicted correctly."""
+
+
+# -- speed of the machine ----------------------------------------------------------------------------------------------
+
+PRODUCT_WIDTH, COPIED_BYTES, MESSAGE_BYTES = 512, 1 << 24, 1 << 16
+PRODUCTS, COPIES, MESSAGES = 25, 25, 1000
+"""Of one measurement, which takes about a tenth of a second for each of the three."""
+
+
+class Speeds(NamedTuple):
+    """Median seconds of a product, a copy, and a message there and back, on the slowest rank while all do the same."""
+
+    product: float
+    copy: float
+    message: float
+
+    def slowdown(self, reference: Speeds, weights: Speeds) -> float:
+        """Time relative to that at the speeds `reference`, of work in which the three take `weights` seconds then."""
+        now = sum(weight * own / before for weight, own, before in zip(weights, self, reference, strict=True))
+        return now / sum(weights)
+
+
+def measure_speeds(world: Group) -> Speeds:
+    """Time products of matrices, copies of arrays that fill no cache, and messages to and from the other rank."""
+    matrix, out = np.ones((PRODUCT_WIDTH, PRODUCT_WIDTH), np.float32), np.empty((PRODUCT_WIDTH,) * 2, np.float32)
+    source, target, array = (
+        np.ones(COPIED_BYTES, np.int8),
+        np.zeros(COPIED_BYTES, np.int8),
+        np.zeros(MESSAGE_BYTES, np.int8),
+    )
+
+    def exchange() -> None:
+        if world.rank == 0:
+            world.isend(array, 1, 1).wait()
+            world.ireceive(array, 1, 1).wait()
+        else:
+            world.ireceive(array, 0, 1).wait()
+            world.isend(array, 0, 1).wait()
+
+    actions: tuple[tuple[Callable[[], object], int], ...] = (
+        (lambda: np.matmul(matrix, matrix, out=out), PRODUCTS),
+        (lambda: np.copyto(target, source), COPIES),
+        (exchange, MESSAGES),
+    )
+    seconds = np.zeros(len(actions))
+    for number, (action, times) in enumerate(actions):
+        world.barrier()
+        taken = []
+        for _ in range(times):
+            began = perf_counter()
+            action()
+            taken.append(perf_counter() - began)
+        seconds[number] = median(taken)
+    world.allreduce(seconds, "max")
+    return Speeds(*seconds.tolist())
+
+
+def mean_speeds(speeds: Sequence[Speeds]) -> Speeds:
+    """The mean of several measurements."""
+    return Speeds(*map(mean, zip(*speeds, strict=True)))
+
+
+# -- layouts -----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -64,6 +133,15 @@ class Case:
     axes: dict[str, int]
     settings: dict[str, Any]
 
+    @property
+    def kind(self) -> str:
+        """Kind of layout, for mean errors."""
+        if not self.axes:
+            return "one rank"
+        if "pipeline" not in self.axes:
+            return "model" if "model" in self.axes else "batch"
+        return "exact pipeline" if METHODS[self.name].exact else "asynchronous pipeline"
+
 
 @dataclass
 class Result:
@@ -72,14 +150,34 @@ class Result:
     network: str
     batch_size: int
     layout: str
+    kind: str
     predicted_seconds_per_step: float
+    weights: Speeds  # predicted seconds of a step in products and Python, in updates, and in communication
     advice: str  # what `hybridnn train` says about a faster layout
-    measured_seconds_per_step: float = 0.0
+    rounds: list[float] = field(default_factory=list)  # measured seconds per step
+    slowdowns: list[float] = field(default_factory=list)  # of the machine in these rounds
+
+    @property
+    def measured_seconds_per_step(self) -> float:
+        """Median of the rounds."""
+        return median(self.rounds)
 
     @property
     def error(self) -> float:
         """Error relative to the measured time."""
         return self.predicted_seconds_per_step / self.measured_seconds_per_step - 1
+
+    def without_drift(self) -> Result:
+        """The result as if the machine had always had the speed of the calibration."""
+        rounds = [seconds / slower for seconds, slower in zip(self.rounds, self.slowdowns, strict=True)]
+        return replace(self, rounds=rounds, slowdowns=[1.0] * len(rounds))
+
+
+def work_of(step: Prediction) -> Speeds:
+    """Seconds of a step by what they are spent on, for `Speeds.slowdown`."""
+    update = step.instructions.get("update", 0.0)
+    rest = step.breakdown.computing - update + step.breakdown.overhead
+    return Speeds(rest, update, step.breakdown.communication)
 
 
 def cases() -> Iterator[Case]:
@@ -105,7 +203,6 @@ def prepare(machine: Machine, model: MLP, batch_size: int, case: Case) -> tuple[
     step = predict(one, trainer.layout, machine)
     steps = max(LEAST_STEPS, round(ROUND_SECONDS / step.seconds_per_step))
     epoch = predict(Workload(model, steps * batch_size, batch_size, classification=False), trainer.layout, machine)
-    predicted, advice = epoch.seconds_per_epoch / steps, layout_advice(step, one, machine)
 
     def measure() -> float:
         generator = np.random.default_rng(0)
@@ -113,23 +210,37 @@ def prepare(machine: Machine, model: MLP, batch_size: int, case: Case) -> tuple[
         y = generator.standard_normal((steps * batch_size, model.sizes[-1]), np.float32)
         return batch_size / trainer.fit(x, y, epochs=1).epochs[-1].samples_per_second
 
-    return Result("-".join(map(str, model.sizes)), batch_size, case.name, predicted, advice), measure
+    network, predicted = "-".join(map(str, model.sizes)), epoch.seconds_per_epoch / steps
+    advice = layout_advice(step, one, machine)
+    return Result(network, batch_size, case.name, case.kind, predicted, work_of(step), advice), measure
 
 
-def check(machine: Machine) -> list[Result]:
+def check(machine: Machine, world: Group, reference: Speeds, rounds: int) -> list[Result]:
     """Predict and measure all layouts of all networks, alternately, so that disturbances affect all of them."""
-    first = import_mpi().COMM_WORLD.Get_rank() == 0
-    # A single process is measured on rank 0, while the other rank waits for it in the next layout.
-    runs = [
-        prepare(machine, MLP(list(sizes), "relu"), batch_size, case)
-        for sizes, batch_size in NETWORKS
-        for case in cases()
-        if case.axes or first
-    ]
-    _, *rounds = [[measure() for _, measure in runs] for _ in range(1 + ROUNDS)]  # the first is a warm-up
-    for (result, _), seconds in zip(runs, zip(*rounds, strict=True), strict=True):
-        result.measured_seconds_per_step = median(seconds)
-    return [result for result, _ in runs]
+    networks = []
+    for sizes, batch_size in NETWORKS:
+        model = MLP(list(sizes), "relu")
+        # A single process is measured on rank 0, while the other rank sleeps.
+        runs = [prepare(machine, model, batch_size, case) for case in cases() if case.axes or world.rank == 0]
+        networks.append(runs)
+    for number in range(1 + rounds):
+        before = measure_speeds(world)
+        for runs in networks:
+            alone = int(world.rank == 0)
+            seconds = [measure() for _, measure in runs[:alone]]
+            sleeping_barrier(world)
+            seconds += [measure() for _, measure in runs[alone:]]
+            after = measure_speeds(world)
+            around, before = mean_speeds((before, after)), after
+            if number == 0:  # a warm-up
+                continue
+            for (result, _), taken in zip(runs, seconds, strict=True):
+                result.rounds.append(taken)
+                result.slowdowns.append(around.slowdown(reference, result.weights))
+    return [result for runs in networks for result, _ in runs]
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
 
 
 def by_network(results: Sequence[Result]) -> list[list[Result]]:
@@ -172,43 +283,64 @@ def advice_errors(results: Sequence[Result]) -> list[tuple[float, float]]:
     return found
 
 
-def product_speed() -> float:
-    """GFLOP/s of a rank in products of float32 matrices, which all ranks compute at once."""
-    matrix, out = np.ones((512, 512), np.float32), np.empty((512, 512), np.float32)
-    import_mpi().COMM_WORLD.Barrier()
-    began, products, seconds = perf_counter(), 0, 0.0
-    while seconds < PRODUCT_SECONDS:
-        np.matmul(matrix, matrix, out=out)
-        products, seconds = products + 1, perf_counter() - began
-    return 2 * 512**3 * products / seconds / 1e9
-
-
-def print_results(results: list[Result]) -> dict[str, Any]:
-    """Print a table of all layouts and the summary; return the summary."""
-    table = Table("network", "batch", "layout", "predicted ms", "measured ms", "error", title="Seconds per step")
+def signed_errors(results: Sequence[Result]) -> dict[str, tuple[float, float]]:
+    """Signed mean and mean size of the errors, of each network, each kind of layout, and all results."""
+    groups: dict[str, list[float]] = {}
     for result in results:
-        times = (result.predicted_seconds_per_step * 1e3, result.measured_seconds_per_step * 1e3)
-        table.add_row(
-            result.network, str(result.batch_size), result.layout, *(f"{t:.3f}" for t in times), f"{result.error:+.0%}"
-        )
-    CONSOLE.print(table)
+        for name in (f"{result.network}, {result.batch_size}", result.kind, "all"):
+            groups.setdefault(name, []).append(result.error)
+    return {name: (mean(errors), mean(map(abs, errors))) for name, errors in groups.items()}
+
+
+def summary_of(results: Sequence[Result]) -> dict[str, Any]:
+    """Figures of all results together."""
     apart, right = order_rate(results)
-    error = mean(abs(result.error) for result in results)
-    CONSOLE.print(f"mean error {error:.1%} over {len(results)} layouts")
-    CONSOLE.print(f"in the right order: {right} of {apart} pairs that differ by more than 15 % ({right / apart:.0%})")
-    lost, advice = losses(results), advice_errors(results)
-    CONSOLE.print(f"the first choices of the networks lose {', '.join(f'{loss:.0%}' for loss in lost)}")
-    within = sum(off <= admitted for off, admitted in advice)
-    CONSOLE.print(f"advice on {len(advice)} layouts: {within} ratios are within the factor that it states")
+    advice = advice_errors(results)
+    signed = signed_errors(results)
     return {
-        "mean_error": error,
+        "signed_mean_error": signed["all"][0],
+        "mean_error": signed["all"][1],
         "layouts": len(results),
         "pairs": apart,
         "pairs_in_order": right,
-        "most_lost": max(lost),
+        "losses": losses(results),
         "advice": len(advice),
-        "advice_within": within,
+        "advice_within": sum(off <= admitted for off, admitted in advice),
+        "errors": signed,
     }
+
+
+def print_results(results: Sequence[Result]) -> dict[str, Any]:
+    """Print a table of all layouts, one of their mean errors, and the figures of all; return the figures."""
+    steady = [result.without_drift() for result in results]
+    table = Table("network", "batch", "layout", "predicted ms", "measured ms", "error", "without drift")
+    for result, corrected in zip(results, steady, strict=True):
+        times = (result.predicted_seconds_per_step * 1e3, result.measured_seconds_per_step * 1e3)
+        errors = f"{result.error:+.0%}", f"{corrected.error:+.0%}"
+        table.add_row(result.network, str(result.batch_size), result.layout, *(f"{t:.3f}" for t in times), *errors)
+    CONSOLE.print(table)
+    summaries = {"as measured": summary_of(results), "without drift": summary_of(steady)}
+    means = Table(
+        "network, batch; kind of layout", "signed", "mean", "signed", "mean", title="Mean errors, and without drift"
+    )
+    for name in summaries["as measured"]["errors"]:
+        pairs = [summary["errors"][name] for summary in summaries.values()]
+        means.add_row(name, *(text for signed, size in pairs for text in (f"{signed:+.1%}", f"{size:.1%}")))
+    CONSOLE.print(means)
+    for words, found in summaries.items():
+        apart, right = found["pairs"], found["pairs_in_order"]
+        CONSOLE.print(
+            f"{words}: signed mean {found['signed_mean_error']:+.1%}, mean {found['mean_error']:.1%} "
+            f"over {len(results)} layouts"
+        )
+        CONSOLE.print(
+            f"  in the right order: {right} of {apart} pairs that differ by more than 15 % ({right / apart:.0%})"
+        )
+        lost = ", ".join(f"{loss:.0%}" for loss in found["losses"])
+        CONSOLE.print(f"  the first choices of the networks lose {lost}")
+        advice, within = found["advice"], found["advice_within"]
+        CONSOLE.print(f"  advice on {advice} layouts: {within} ratios are within the factor that it states")
+    return summaries
 
 
 def print_collectives(found: Calibration) -> list[dict[str, Any]]:
@@ -229,32 +361,40 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--machine", help="a machine file; without one this machine is calibrated")
     parser.add_argument("--seconds", type=float, default=240.0, help="for calibrating")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="in which every layout is measured")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="where to write the calibrated machine")
     arguments = parser.parse_args()
     grid = ProcessGrid()
     limit_blas_threads(grid.node_group)
     collectives: list[dict[str, Any]] = []
-    speeds = [product_speed()]
+    speeds = [measure_speeds(grid.world)]
     if arguments.machine:
         machine = read_machine(arguments.machine)
+        if kept := machine.about.get(SPEEDS):
+            speeds = [Speeds(*map(float, kept.split()))]
     else:
         found = calibrate(grid, arguments.seconds, arguments.seed, TrainingTimer())
         machine = found.machine
         if grid.rank == 0:
             collectives = print_collectives(found)
-            if arguments.keep:
-                write_machine(machine, arguments.keep)
-    speeds.append(product_speed())
-    results = check(machine)
-    speeds.append(product_speed())
+        speeds.append(measure_speeds(grid.world))
+        if grid.rank == 0 and arguments.keep:
+            kept = " ".join(map(str, mean_speeds(speeds)))
+            write_machine(machine.model_copy(update={"about": {**machine.about, SPEEDS: kept}}), arguments.keep)
+    results = check(machine, grid.world, mean_speeds(speeds), arguments.rounds)
+    speeds.append(measure_speeds(grid.world))
     if grid.rank == 0:
-        summary = {**print_results(results), "gflops": speeds, "doubt": machine.doubt}
-        rates = ", ".join(f"{speed:.0f}" for speed in speeds)
-        CONSOLE.print(f"GFLOP/s of a product before and after calibrating, and at the end: {rates}")
+        summary = {**print_results(results), "speeds": [found._asdict() for found in speeds], "doubt": machine.doubt}
+        for name, times in zip(Speeds._fields, zip(*speeds, strict=True), strict=True):
+            micro = ", ".join(f"{seconds * 1e6:.1f}" for seconds in times)
+            CONSOLE.print(f"µs of a {name} around the calibration, and at the end: {micro}")
         CONSOLE.print(machine.doubt)  # with which there is no advice
         out = RESULTS / f"{date.today()}-cost-check.json"
-        layouts = [{**asdict(result), "error": result.error} for result in results]
+        layouts = [
+            {**asdict(result), "measured_seconds_per_step": result.measured_seconds_per_step, "error": result.error}
+            for result in results
+        ]
         figures = {"machine": machine.about, "summary": summary, "collectives": collectives, "layouts": layouts}
         out.write_text(json.dumps(figures, indent=1) + "\n")
         CONSOLE.print(f"written to {out}", soft_wrap=True)

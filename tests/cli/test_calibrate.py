@@ -28,6 +28,7 @@ from hybridnn.cost.calibration import calibrate
 from hybridnn.cost.machine_file import read_machine
 
 calibrate.calibrate_compute = lambda *_: (read_machine("cluster-1024").compute, [])
+calibrate.correct = lambda machine, steps: machine
 facts = machine._facts
 
 def with_text(found, out):

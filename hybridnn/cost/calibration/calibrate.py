@@ -19,10 +19,10 @@ from hybridnn.cost.calibration.communication import (
     measure_communication,
     measure_overhead,
     measure_overlap,
-    measure_reduction,
 )
 from hybridnn.cost.calibration.computation import ComputeError, StepTimer, calibrate_compute
 from hybridnn.cost.calibration.fit import LARGE_BYTES, FittedOperation, fit_operations, fit_overhead
+from hybridnn.cost.calibration.whole_steps import correct, measure_whole_steps
 from hybridnn.cost.machine import Compute, Machine, NetworkLink, Overlap, Quality, Segment
 from hybridnn.diagnostics.hosts import blas_library, busy_text, processor_name
 from hybridnn.errors import EnvironmentProblem
@@ -32,7 +32,8 @@ from hybridnn.utils.memory import available_memory
 from hybridnn.utils.text import counted
 
 DTYPES = ("float32", "float64")
-COMMUNICATION_SHARE, OVERLAP_SHARE, OVERHEAD_SHARE = 0.5, 0.1, 0.05  # fractions of the time; computing has the rest
+# fractions of the time; computing has the rest
+COMMUNICATION_SHARE, WHOLE_STEPS_SHARE, OVERLAP_SHARE, OVERHEAD_SHARE = 0.35, 0.15, 0.1, 0.05
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def calibrate(
 ) -> Calibration:
     """Measure the machine in about so many seconds; collective over the grid, and the result of rank 0 counts.
 
-    With one rank only computing is measured. `time_step` times training steps on one rank, as
+    With one rank only computing is measured. `time_step` times training steps, as
     `hybridnn.runs.step_timer.TrainingTimer` does, and `report` gets a description of each measurement.
 
     Raises `EnvironmentProblem` on every rank, before the first measurement: the machine is busy, and not `forced`.
@@ -80,7 +81,7 @@ def calibrate(
         hidden, slowdown = measure_overlap(grid.world, OVERLAP_SHARE * seconds)
         factor = next(fit.factor for fit in fits if fit.operation == "iallreduce")
         overlap = Overlap(hidden_fraction=hidden, compute_slowdown=slowdown, nonblocking_factor=factor)
-        compute_share = 1 - COMMUNICATION_SHARE - OVERLAP_SHARE
+        compute_share = 1 - COMMUNICATION_SHARE - WHOLE_STEPS_SHARE - OVERLAP_SHARE
     overhead = None
     if grid.nodes > 1:
         report("messages between nodes beside matrix products")
@@ -103,13 +104,18 @@ def calibrate(
         memory_bytes_per_rank=memory,
         inside_node=inside or between or NetworkLink(segments=(typical,)),
         between_nodes=between and between.model_copy(update={"overhead": overhead}),
-        gamma_seconds_per_byte=measure_reduction(grid.world),
+        gamma_seconds_per_byte=compute[-1].packing.number_seconds / compute[-1].itemsize,  # an addition, as in packing
         overlap=overlap,
         collectives=tuple(fit.cost for fit in fits if fit.operation not in ("send", "iallreduce")),
         compute=tuple(compute),
         quality=assess_quality(fits, errors, compute, load, busy_ranks),
         about=about | {key: text for key, text in notes.items() if text},
     )
+    if grid.size > 1:
+        report("training steps of all ranks")
+        steps = measure_whole_steps(grid, WHOLE_STEPS_SHARE * seconds, seed, time_step)
+        if grid.rank == 0:
+            machine = correct(machine, steps)
     # Ranks have measured different times, and some things rank 0 alone: its machine counts.
     machine = Machine.model_validate_json(broadcast_text(grid.world, machine.model_dump_json(), 0))
     return Calibration(machine, fits, tuple(errors), missing, oversubscription)

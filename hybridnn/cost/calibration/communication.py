@@ -1,4 +1,4 @@
-"""Measurement of communication: messages, collectives, reductions and overlap, through the methods of training.
+"""Measurement of communication: messages, collectives and overlap, through the methods of training.
 
 All sizes of a group take turns in random order, round after round, so that a disturbance affects few turns of each; the
 median over the rounds counts. Ranks outside the group sleep.
@@ -267,25 +267,13 @@ ACTIONS: Mapping[str, Callable[[Group, Array], Any]] = MappingProxyType(
 )
 
 
-# -- reduction and overlap -------------------------------------------------------------------------------------------
+# -- overlap ---------------------------------------------------------------------------------------------------------
 
 LAYERS = 16  # layers of the gradient for the overlap, with one bucket each
 OVERHEAD_BYTES = tuple(1 << power for power in range(11, 19))  # 2 to 256 KiB, messages of pipelines
 MESSAGES = 6  # in each direction, one after another
 STAGE_LAYERS, STAGE_WIDTH, STAGE_SAMPLES = 8, 256, 64  # layers of a stage that computes between messages
 WIDTH = 128  # rows and columns of the matrices; their product takes about a tenth of a millisecond
-
-
-def measure_reduction(group: Group) -> float:
-    """Seconds per byte of adding arrays of the size of a piece on all ranks at the same time; collective."""
-    total, summand = (np.ones(HOST_BUCKETS.piece_bytes // ITEMSIZE, np.float32) for _ in range(2))
-    seconds = []
-    group.barrier()
-    for _ in range(MOST_REPEATS):
-        start = perf_counter()
-        np.add(total, summand, out=total)
-        seconds.append(perf_counter() - start)
-    return _slowest(group, float(np.median(seconds)))[0] / HOST_BUCKETS.piece_bytes
 
 
 def measure_overlap(group: Group, seconds: float) -> tuple[float, float]:

@@ -31,7 +31,7 @@ from hybridnn.cost.machine import (
     Segment,
 )
 from hybridnn.cost.prediction import UPDATE_RULES, Workload
-from hybridnn.cost.prediction.stage_costs import StageCosts
+from hybridnn.cost.prediction.predict import predict
 from hybridnn.nn.activations import ACTIVATIONS
 from hybridnn.nn.kernels import NUMPY
 from hybridnn.nn.mlp import MLP
@@ -67,11 +67,12 @@ def draw_shape(generator: np.random.Generator) -> tuple[list[int], int]:
         sizes = [_log_uniform(generator, *WIDTHS) for _ in range(layers)]
         sizes.append(_log_uniform(generator, 1, WIDTHS[1]))
         samples = _log_uniform(generator, *SAMPLES)
-        if _multiply_adds(sizes, samples) <= MOST_MULTIPLY_ADDS:
+        if multiply_adds(sizes, samples) <= MOST_MULTIPLY_ADDS:
             return sizes, samples
 
 
-def _multiply_adds(sizes: Sequence[int], samples: int) -> int:
+def multiply_adds(sizes: Sequence[int], samples: int) -> int:
+    """Multiply-adds of the products of a forward and a backward pass."""
     return 3 * samples * sum(inputs * outputs for inputs, outputs in pairwise(sizes))
 
 
@@ -201,18 +202,16 @@ class StepCase:
 
     model: MLP
     batch_size: int
-    microbatches: int
+    layout: Layout
     dtype: str
     optimizer: str
     classification: bool
 
     @property
-    def layout(self) -> Layout:
-        """The layout of its single rank."""
-        method = "gpipe" if self.microbatches > 1 else "sequential"
-        return Layout(
-            ((1, 1),), (len(self.model.layers),), overlap=False, method=method, microbatches=self.microbatches
-        )
+    def workload(self) -> Workload:
+        """The training as it is predicted, with an epoch of one step."""
+        samples, rule = self.batch_size, UPDATE_RULES[self.optimizer]
+        return Workload(self.model, samples, samples, self.dtype, rule, classification=self.classification)
 
     @property
     def loaded_elements(self) -> int:
@@ -223,11 +222,15 @@ class StepCase:
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of a training step, and of its kinds of computation: passes, ``loss`` and ``update``."""
+    """Seconds of a training step, and of its kinds of computation: passes, ``loss`` and ``update``.
+
+    They are means over some steps one after another, on the slowest rank; those of the kinds are means over the ranks.
+    """
 
     seconds: float
     computing: Mapping[str, float]
     instructions: int
+    steps: int = 1
 
     @property
     def overhead(self) -> float:
@@ -235,7 +238,7 @@ class StepTime:
         return self.seconds - sum(self.computing.values())
 
 
-StepTimer = Callable[[StepCase], StepTime]  # times a step on this rank alone
+StepTimer = Callable[[StepCase], StepTime]  # times steps on this rank alone, or on all ranks where the layout has them
 
 StepSample = tuple[StepCase, StepTime]
 
@@ -251,12 +254,14 @@ def measure_steps(
     end = perf_counter() + budget_seconds
     while len(found) < LEAST_STEPS or before(end, ranks):
         sizes, batch_size = draw_shape(generator)
-        if _multiply_adds(sizes, batch_size) > MOST_STEP_MULTIPLY_ADDS:
+        if multiply_adds(sizes, batch_size) > MOST_STEP_MULTIPLY_ADDS:
             continue
         number = len(found)
         microbatches = min(MICROBATCHES[number % len(MICROBATCHES)], batch_size // LEAST_ROWS)
         optimizer = tuple(UPDATE_RULES)[number % len(UPDATE_RULES)]
-        case = StepCase(MLP(sizes, "relu"), batch_size, microbatches, dtype, optimizer, number % 2 == 0)
+        method = "gpipe" if microbatches > 1 else "sequential"
+        layout = Layout(((1, 1),), (len(sizes) - 1,), overlap=False, method=method, microbatches=microbatches)
+        case = StepCase(MLP(sizes, "relu"), batch_size, layout, dtype, optimizer, number % 2 == 0)
         found.append((case, time_step(case)))
     return found
 
@@ -410,7 +415,7 @@ def fit_steps(samples: Sequence[StepSample], cache: float) -> dict[str, Any]:
     losses: dict[str, list[tuple[float, float]]] = {"mse": [], "cross_entropy": []}
     for case, time in samples:  # the loss is called once for each microbatch
         elements, seconds = case.batch_size * case.model.sizes[-1], time.computing["loss"]
-        per_call = elements / case.microbatches, seconds / case.microbatches
+        per_call = elements / case.layout.microbatches, seconds / case.layout.microbatches
         losses["cross_entropy" if case.classification else "mse"].append(per_call)
     rows = [(1, time.instructions, case.loaded_elements) for case, time in samples]
     overhead = [max(time.overhead, LEAST_SECONDS) for _, time in samples]
@@ -426,18 +431,22 @@ def fit_steps(samples: Sequence[StepSample], cache: float) -> dict[str, Any]:
     }
 
 
-def in_steps(compute: Compute, samples: Sequence[StepSample]) -> Compute:
-    """The costs of passes and activations in training steps, from those of passes that are timed one after another.
+def in_steps(compute: Compute, samples: Sequence[StepSample], machine: Machine | None = None) -> Compute:
+    """The costs of passes, activations and updates in training steps, from those of passes one after another.
 
     In a step more arrays share the caches, and code runs between the passes. A factor and seconds per pass of a layer
-    are fitted, for forward and for backward passes, which the gradients of inputs and of weights share.
+    are fitted, for forward and for backward passes, which the gradients of inputs and of weights share; a factor and
+    seconds per call for updates. `machine` sends the messages of the steps; those of one rank need none.
     """
-    predicted = [_predicted_passes(compute, case) for case, _ in samples]
-    rows = [(case.microbatches * len(case.model.layers), time.computing) for case, time in samples]
+    predicted = [_computing(compute, case, machine) for case, _ in samples]
     found = {}
-    for kind, per_layer in (("forward", 1), ("backward", 2)):
-        features = [(seconds[kind], per_layer * layers) for seconds, (layers, _) in zip(predicted, rows, strict=True)]
-        found[kind] = fit_linear(features, [computing[kind] for _, computing in rows]).coefficients
+    for kind, per_layer in (("forward", 1), ("backward", 2), ("update", 0)):
+        rows = []
+        for seconds, (case, _) in zip(predicted, samples, strict=True):
+            layers = case.layout.microbatches * len(case.model.layers) / len(case.layout.stages)
+            rows.append((seconds[kind], per_layer * layers or 1.0))
+        measured = [max(_kinds(time.computing)[kind], LEAST_SECONDS) for _, time in samples]
+        found[kind] = fit_linear(rows, measured).coefficients
     kinds = {"forward": "forward", "input_gradient": "backward", "weight_gradient": "backward"}
     passes = {name: _in_step(getattr(compute, name), *found[kind]) for name, kind in kinds.items()}
     activations = {
@@ -446,7 +455,8 @@ def in_steps(compute: Compute, samples: Sequence[StepSample]) -> Compute:
         )
         for name, cost in compute.activations.items()
     }
-    return compute.model_copy(update={**passes, "activations": activations})
+    updates = {name: _in_step(cost, *found["update"]) for name, cost in compute.updates.items()}
+    return compute.model_copy(update={**passes, "activations": activations, "updates": updates})
 
 
 def _in_step(cost: Cost, factor: float, call_seconds: float = 0.0) -> Cost:
@@ -454,17 +464,19 @@ def _in_step(cost: Cost, factor: float, call_seconds: float = 0.0) -> Cost:
     return cost.model_copy(update=scaled | {"call_seconds": scaled["call_seconds"] + call_seconds})
 
 
-def _predicted_passes(compute: Compute, case: StepCase) -> dict[str, float]:
-    """Seconds of the passes of a step."""
-    link = NetworkLink(segments=(Segment(alpha_seconds=0.0, beta_seconds_per_byte=0.0),))  # which a single rank lacks
-    without_noise = compute.model_copy(update={"noise": 0.0})  # as what is measured is a median
-    machine = Machine(
-        name="one rank", ranks_per_node=1, memory_bytes_per_rank=1, inside_node=link, compute=(without_noise,)
-    )
-    workload = Workload(case.model, case.batch_size, case.batch_size, case.dtype, classification=case.classification)
-    ((costs,),) = StageCosts(workload, case.layout, machine).chunks
-    samples = [case.layout.microbatch_samples(0, number, case.batch_size) for number in range(case.microbatches)]
-    return {
-        "forward": sum(costs.forward(rows).computing for rows in samples),
-        "backward": sum(costs.backward(rows, accumulate=number > 0).computing for number, rows in enumerate(samples)),
-    }
+def _computing(compute: Compute, case: StepCase, machine: Machine | None) -> dict[str, float]:
+    """Predicted seconds of passes and update in a step, the mean over the ranks."""
+    if machine is None:
+        link = NetworkLink(segments=(Segment(alpha_seconds=0.0, beta_seconds_per_byte=0.0),))
+        machine = Machine(
+            name="one rank", ranks_per_node=1, memory_bytes_per_rank=1, inside_node=link, compute=(compute,)
+        )
+    # as what is measured is a median
+    without_noise = machine.model_copy(update={"compute": (compute.model_copy(update={"noise": 0.0}),)})
+    return _kinds(predict(case.workload, case.layout, without_noise).instructions)
+
+
+def _kinds(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Seconds of passes and updates; both halves of a backward pass count as one."""
+    backward = sum(seconds.get(name, 0.0) for name in ("backward", "input gradient", "weight gradient"))
+    return {"forward": seconds["forward"], "backward": backward, "update": seconds.get("update", 0.0)}

@@ -51,7 +51,7 @@ class Prediction:
 def predict(workload: Workload, layout: Layout, machine: Machine) -> Prediction:
     """Predict the cost of a layout, which must be feasible (see `hybridnn.cost.plan.feasible_layouts`)."""
     costs = StageCosts(workload, layout, machine)
-    timing = _time_exact(costs) if layout.exact else _time_asynchronous(costs)
+    timing = _time(costs)
     return Prediction(
         layout=layout,
         seconds_per_step=timing.seconds_per_step,
@@ -61,6 +61,11 @@ def predict(workload: Workload, layout: Layout, machine: Machine) -> Prediction:
         memory_bytes=largest_memory(workload, layout).total,
         instructions=_seconds_by_kind(costs, timing.instructions),
     )
+
+
+def epoch_seconds(workload: Workload, layout: Layout, machine: Machine) -> float:
+    """Seconds of an epoch, as `predict`."""
+    return _time(StageCosts(workload, layout, machine)).seconds_per_epoch
 
 
 # -- time --------------------------------------------------------------------------------------------------------------
@@ -86,6 +91,10 @@ def run(program: CompiledSchedule, costs: StageCosts) -> ScheduleTimes:
     exposed = 1.0 - costs.hidden
     times = program.times(durations, transfers, barrier, exposed, links if any(links) else None)
     return ScheduleTimes(program, np.array(times.starts), np.array(times.ends), exposed * np.array(transfers))
+
+
+def _time(costs: StageCosts) -> _StepTimes:
+    return _time_exact(costs) if costs.layout.exact else _time_asynchronous(costs)
 
 
 def _time_exact(costs: StageCosts) -> _StepTimes:

@@ -30,6 +30,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return COMPUTE, []
 
     monkeypatch.setattr(module, "calibrate_compute", stand_in)
+    monkeypatch.setattr(module, "measure_whole_steps", lambda *_: [])
+    monkeypatch.setattr(module, "correct", lambda machine, steps: machine)
     return asked
 
 

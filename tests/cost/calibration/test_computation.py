@@ -18,7 +18,6 @@ from hybridnn.cost.calibration.communication import (
     measure_communication,
     measure_overhead,
     measure_overlap,
-    measure_reduction,
     measured_groups,
     plan_cases,
 )
@@ -35,6 +34,7 @@ from hybridnn.cost.calibration.computation import (
     measure_steps,
 )
 from hybridnn.cost.machine_file import read_machine
+from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.partition import LayerSeconds
 from hybridnn.runs.step_timer import TrainingTimer
 from mpi_runner.slowness import deadline
@@ -63,8 +63,9 @@ def element_work(kind: str, elements: int) -> float:
 def passes_alone(case: StepCase) -> tuple[float, float]:
     """Seconds of the forward and the backward passes of a step, if they took as long as alone."""
     forward = backward = 0.0
-    for number in range(case.microbatches):
-        samples = case.batch_size // case.microbatches + (number < case.batch_size % case.microbatches)
+    microbatches = case.layout.microbatches
+    for number in range(microbatches):
+        samples = case.batch_size // microbatches + (number < case.batch_size % microbatches)
         for index, layer in enumerate(case.model.layers):
             shape = layer.outputs, layer.inputs, samples
             activated = layer.activation == "relu"
@@ -81,16 +82,16 @@ def passes_alone(case: StepCase) -> tuple[float, float]:
 
 def synthetic_step(case: StepCase) -> StepTime:
     """A step with 50 µs of overhead, 4 µs more per instruction, and 1 ns per loaded element."""
-    outputs, instructions = case.batch_size * case.model.sizes[-1], 6 * case.microbatches
+    outputs, instructions = case.batch_size * case.model.sizes[-1], 6 * case.layout.microbatches
     parameters, arrays = case.model.parameters, {"sgd": 2, "momentum": 3, "adam": 4}[case.optimizer]
     per_output = 3e-9 if case.classification else 1e-9
     per_parameter = arrays * 1e-10 * (1.5 if parameters * arrays >= CACHE_ELEMENTS else 1)
     forward, backward = passes_alone(case)
-    layers = case.microbatches * len(case.model.layers)
+    layers = case.layout.microbatches * len(case.model.layers)
     computing = {
         "forward": FORWARD_FACTOR * forward + layers * 2e-6,
         "backward": BACKWARD_FACTOR * backward + layers * 6e-6,
-        "loss": 20e-6 * case.microbatches + outputs * per_output,
+        "loss": 20e-6 * case.layout.microbatches + outputs * per_output,
         "update": 10e-6 + parameters * per_parameter,
     }
     overhead = 50e-6 + 4e-6 * instructions + 1e-9 * case.loaded_elements
@@ -196,7 +197,8 @@ def test_everything_is_measured() -> None:
 
 @pytest.mark.parametrize(("optimizer", "classification"), [("sgd", True), ("momentum", False), ("adam", True)])
 def test_steps_are_timed_with_the_trainer(optimizer: str, classification: bool) -> None:
-    case = StepCase(MLP([5, 4, 2], "relu"), 12, 3, "float64", optimizer, classification)
+    layout = Layout(((1, 1),), (2,), overlap=False, method="gpipe", microbatches=3)
+    case = StepCase(MLP([5, 4, 2], "relu"), 12, layout, "float64", optimizer, classification)
     timed = TrainingTimer()(case)
     # A load, a forward and a backward pass per microbatch; one reduction and one update.
     assert timed.instructions == 3 * 3 + 2
@@ -215,8 +217,8 @@ def test_cases_of_steps_are_of_all_kinds() -> None:
     measure_steps("float32", 0.05, np.random.default_rng(0), Group(None, "alone", Recorder()), timing)
     assert {case.optimizer for case in seen} == {"sgd", "momentum", "adam"}
     assert {case.classification for case in seen} == {True, False}
-    assert {1, 2, 4, 8} <= {case.microbatches for case in seen}
-    assert min(case.batch_size // case.microbatches for case in seen) >= 4
+    assert {1, 2, 4, 8} <= {case.layout.microbatches for case in seen}
+    assert min(case.batch_size // case.layout.microbatches for case in seen) >= 4
 
 
 @pytest.mark.in_process(ranks=[2])
@@ -289,14 +291,12 @@ def operations_of(ranks: int) -> set[str]:
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_overlap_and_reduction_are_within_their_bounds(comm: MPI.Intracomm) -> None:
+def test_overlap_is_within_its_bounds(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm)
     hidden, slowdown = measure_overlap(grid.world, 0.1)
     assert 0 <= hidden <= 1
     assert 1 <= slowdown < 1000
-    gamma = measure_reduction(grid.world)
-    assert 1e-13 < gamma < 1e-6
-    assert {(hidden, slowdown, gamma)} == set(comm.allgather((hidden, slowdown, gamma)))
+    assert {(hidden, slowdown)} == set(comm.allgather((hidden, slowdown)))
 
 
 @pytest.mark.mpi(ranks=[3])

@@ -1,0 +1,126 @@
+"""Calibration of steps of several ranks: how they differ from their parts, measured one by one.
+
+In loops of their own, passes and messages find in the caches what they need, and the other rank of a message stands
+ready. In a step they follow one another. So steps of random networks are timed in several layouts. The computing in
+them corrects that of the parts; then two corrections are fitted to the whole steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import log
+from time import perf_counter
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import least_squares
+
+from hybridnn.cost.calibration.communication import before
+from hybridnn.cost.calibration.computation import (
+    LEAST_ROWS,
+    StepCase,
+    StepSample,
+    StepTimer,
+    draw_shape,
+    in_steps,
+    multiply_adds,
+)
+from hybridnn.cost.machine import CollectiveCost, Machine, NetworkLink
+from hybridnn.cost.prediction import UPDATE_RULES
+from hybridnn.cost.prediction.predict import epoch_seconds
+from hybridnn.nn.mlp import MLP
+from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.pipeline.layout import Layout
+
+DTYPE = "float32"
+MOST_MULTIPLY_ADDS = 8e8  # of a timed step
+MICROBATCHES = 4
+LEAST_STEPS = 12
+OUTLIER = 0.1  # relative error from which on a step counts less: it may have been disturbed
+MICROSECOND = 1e-6
+FACTORS, MICROSECONDS = (0.5, 5.0), (0.0, 100.0)  # bounds of the corrections
+
+Costs = TypeVar("Costs", NetworkLink, CollectiveCost)
+
+
+def layouts(ranks: int, layers: int, node_ranks: int) -> Iterator[Layout]:
+    """Layouts of all ranks whose steps are timed; pipelines of so many stages need as many layers."""
+    batch = Layout(((ranks, 1),), (layers,), overlap=False, merges=True, node_ranks=node_ranks)
+    yield batch
+    yield replace(batch, stages=((1, ranks),))
+    yield replace(batch, shared_replicas=True)
+    if layers >= ranks:
+        stages = replace(Layout.uniform(((1, 1),) * ranks, layers), overlap=False, merges=True, node_ranks=node_ranks)
+        yield replace(stages, method="gpipe", microbatches=MICROBATCHES)
+        yield replace(stages, method="pipedream")
+        yield replace(stages, method="1f1b", microbatches=MICROBATCHES)
+
+
+def measure_whole_steps(grid: ProcessGrid, seconds: float, seed: int, time_step: StepTimer) -> list[StepSample]:
+    """Time steps of random networks on all ranks in so many seconds; collective, with the same result on every rank."""
+    generator = np.random.default_rng([seed, grid.size])
+    found: list[StepSample] = []
+    end = perf_counter() + seconds
+    while len(found) < LEAST_STEPS or before(end, grid.world):
+        sizes, drawn = draw_shape(generator)
+        sizes, batch_size = [max(size, grid.size) for size in sizes], max(drawn, LEAST_ROWS * MICROBATCHES, grid.size)
+        if multiply_adds(sizes, batch_size) > MOST_MULTIPLY_ADDS:
+            continue
+        number = len(found)
+        choices = tuple(layouts(grid.size, len(sizes) - 1, grid.node_ranks))
+        layout, optimizer = choices[number % len(choices)], tuple(UPDATE_RULES)[number % len(UPDATE_RULES)]
+        case = StepCase(MLP(sizes, "relu"), batch_size, layout, DTYPE, optimizer, number % 2 == 0)
+        found.append((case, time_step(case)))
+    return found
+
+
+def correct(machine: Machine, samples: Sequence[StepSample]) -> Machine:
+    """The machine with the costs that its parts have in the measured steps, and a note on what differs.
+
+    Computing while several ranks are busy is corrected by `in_steps`. Then the steps determine a factor on alpha and
+    beta of all messages and collectives, and seconds of Python around an instruction, in addition.
+    """
+    compute = [
+        in_steps(entry, samples, machine) if entry.busy_ranks > 1 and entry.dtype == DTYPE else entry
+        for entry in machine.compute
+    ]
+    machine = machine.model_copy(update={"compute": tuple(compute)})
+
+    def errors(values: NDArray[np.float64]) -> list[float]:
+        changed, found = slower(machine, *values), []
+        for case, time in samples:
+            workload = replace(case.workload, samples=time.steps * case.batch_size)
+            found.append(log(epoch_seconds(workload, case.layout, changed) / (time.steps * time.seconds)))
+        return found
+
+    bounds = tuple(zip(FACTORS, MICROSECONDS, strict=True))
+    fitted = least_squares(errors, (1.0, 1.0), bounds=bounds, loss="soft_l1", f_scale=OUTLIER, diff_step=1e-2)
+    factor, extra = fitted.x.tolist()
+    note = f"communication x {factor:.2f}, instructions + {extra:.1f} microseconds, from {len(samples)} steps"
+    return slower(machine, factor, extra).model_copy(update={"about": {**machine.about, "in_steps": note}})
+
+
+def slower(machine: Machine, factor: float, instruction_microseconds: float) -> Machine:
+    """The machine with messages and collectives times `factor`, and more time around instructions of busy ranks."""
+
+    def costs(known: Costs) -> Costs:
+        segments = []
+        for segment in known.segments:
+            alpha, beta = segment.alpha_seconds * factor, segment.beta_seconds_per_byte * factor
+            segments.append(segment.model_copy(update={"alpha_seconds": alpha, "beta_seconds_per_byte": beta}))
+        return known.model_copy(update={"segments": tuple(segments)})
+
+    more = instruction_microseconds * MICROSECOND
+    compute = [
+        entry.model_copy(update={"instruction_seconds": entry.instruction_seconds + more * (entry.busy_ranks > 1)})
+        for entry in machine.compute
+    ]
+    changed = {
+        "inside_node": costs(machine.inside_node),
+        "between_nodes": machine.between_nodes and costs(machine.between_nodes),
+        "collectives": tuple(map(costs, machine.collectives)),
+        "compute": tuple(compute),
+    }
+    return machine.model_copy(update=changed)
