@@ -38,10 +38,10 @@ Csv = Mapping[str, Any]
 LISTS = ("names", "na_values", "true_values", "false_values", "parse_dates")
 CSV_KEYS = (
     *("sep", "decimal", "thousands", "comment", "quotechar", "escapechar", "encoding", "header", "skiprows"),
-    *("keep_default_na", "date_format", *LISTS),
+    *("keep_default_na", "dayfirst", "date_format", *LISTS),
 )
 """Arguments of `pandas.read_csv` that a table may need; the others belong to the library."""
-NOT_PASSED = {"names", "header", "encoding", "parse_dates", "date_format"}  # handled here
+NOT_PASSED = {"names", "header", "encoding", "parse_dates", "dayfirst", "date_format"}  # handled here
 
 MOST_SKIPPED = 1_000_000  # lines
 MOST_COLUMNS = 900_000  # for more, pandas takes about a minute
@@ -91,7 +91,7 @@ def _checked(key: str, value: Any) -> Any:
         return "None"  # which TOML can hold
     if key in ("header", "skiprows"):
         return require_whole(name, value, 0, MOST_SKIPPED, "must be a whole number, 0 or more")
-    if key == "keep_default_na":
+    if key in ("keep_default_na", "dayfirst"):
         return require_type(name, value, bool)
     if key == "sep" and value != r"\s+" and len(str(value)) != 1:
         raise SettingError(name, value, r"must be one character, or '\s+' for any number of spaces")

@@ -256,7 +256,7 @@ def _input_problem(column: Column, options: TableOptions) -> Problem | None:
     is_unlikely = (rows >= FEW_ROWS and len(texts) > rows // 2) or len(texts) == rows > SEVERAL_ROWS
     is_date = texts and all(map(ANY_DATE.fullmatch, texts))
     if len(texts) > MOST_CATEGORIES or (not is_stated and (is_unlikely or is_date)):
-        how = f"{DROP_ADVICE}, read dates with data.csv.parse_dates and data.csv.date_format, or {TEXT_ADVICE}"
+        how = f"{DROP_ADVICE}, read dates with data.csv.parse_dates and dayfirst or date_format, or {TEXT_ADVICE}"
         shown += f", {len(texts):,} different values in {rows:,} rows)"
         return Problem(shown, how, {"drop_columns": [name]}, name)
     if options.categories == "one-hot" or not texts:

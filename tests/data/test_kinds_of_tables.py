@@ -50,6 +50,11 @@ READ: dict[str, tuple[str | bytes, dict[str, Any], list[float]]] = {
         {"parse_dates": ["a"], "date_format": "%d.%m.%Y"},
         [10, 1],
     ),
+    "days before months": (
+        rows("a,y", "11.1.1970,p", "02/01/1970 12:00,q"),
+        {"parse_dates": ["a"], "dayfirst": True},
+        [10, 1.5],
+    ),
     "forms of dates by column": (
         rows("a,y", "11 Jan 1970,p", "02 Jan 1970,q"),
         {"parse_dates": ["a"], "date_format": {"a": "%d %b %Y"}},

@@ -64,7 +64,7 @@ FOLLOWED: dict[str, tuple[str | bytes, str, str, str]] = {
     ),
     "dates in another form": (
         rows("a,y", "31.12.2020,p", "1.2.2021,q"),
-        "text in a .* read dates with data.csv.parse_dates and data.csv.date_format",
+        "text in a .* read dates with data.csv.parse_dates and dayfirst or date_format",
         "csv.parse_dates=a csv.date_format=%d.%m.%Y",
         "classification",
     ),
