@@ -146,7 +146,10 @@ class TrainConfig:
         "training", "float32", "Element type of all arrays."
     )
     clip_norm: Positive | None = option(
-        "training", None, "Scale gradients with a larger global norm down to this norm; none: do not."
+        "training",
+        None,
+        "Scale gradients with a larger global norm, of an asynchronous method with a larger norm of a stage, down to "
+        "it; none: do not.",
     )
     class_weight: Annotated[str, OneOf(("balanced",))] | None = option(
         "training",

@@ -109,7 +109,6 @@ def require_memory(
         np.dtype(config.dtype).name,
         config.optimizer,
         classification=labels,
-        clips=config.clip_norm is not None,
         distribution=config.distribution,
     )
     memory = stage_memory(workload, layout, grid.pipeline_rank)
