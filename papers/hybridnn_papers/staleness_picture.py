@@ -47,7 +47,7 @@ def diagnosed(data: Dataset, method: str, *, stages: int = 16, epochs: int = 8) 
     parts = split(data.train, 0.2, 0)
     standardizer = Standardizer.fit(parts[0])
     train, test = (StandardizedRows(part, standardizer) for part in parts)
-    settings = {"batch_size": 64, "drain_every": epochs, "log_every": 5, "partition": "uniform"}
+    settings: Any = {"batch_size": 64, "drain_every": epochs, "log_every": 5, "partition": "uniform"}
 
     def program(comm: Any) -> tuple[float | None, list[StepStaleness]]:
         grid, diagnosis = ProcessGrid(comm, pipeline=comm.size), StalenessDiagnosis()
