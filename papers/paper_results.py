@@ -167,7 +167,7 @@ def kernels_in(blas: str) -> str:
 def _summary(rows: Sequence[Mapping[str, Any]], paper: str) -> str:
     """The numbers of verdicts on a paper; of a study whose full form has run, those of the full form.
 
-    What differs between records of two kernels of the BLAS is undecided.
+    What differs between records of two kernels of the BLAS is undecided, where both have all values that are named.
     """
     from hybridnn.utils.text import counted
 
@@ -175,9 +175,11 @@ def _summary(rows: Sequence[Mapping[str, Any]], paper: str) -> str:
     full = {row["study"] for row in rows if row["form"] == "full"}
     found: dict[tuple[str, int], Mapping[str, Any]] = {}
     for row in (row for row in rows if row["form"] == "full" or row["study"] not in full):
-        other = found.setdefault((row["study"], row["number"]), row)
-        if other["verdict"] != row["verdict"]:
-            found[row["study"], row["number"]] = {**row, "verdict": "cannot be decided"}
+        other = found.setdefault(key := (row["study"], row["number"]), row)
+        if other.get("missing"):
+            found[key] = row
+        elif not row.get("missing") and other["verdict"] != row["verdict"]:
+            found[key] = {**row, "verdict": "cannot be decided"}
     parts = []
     for about, subject in (("paper", "the paper"), ("library", "the library")):
         verdicts = [row["verdict"] for row in found.values() if row["about"] == about]
