@@ -1,7 +1,7 @@
 """Run the commands and programs in README.md, pages of docs/, course/ and papers/, and notebooks; write their output.
 
     python docs/outputs.py [PAGE …]            update the outputs in these pages, or in all pages
-    python docs/outputs.py --check [PAGE …]    compare the shape of the outputs: exit code 1 if one differs
+    python docs/outputs.py --check [PAGE …]    compare the outputs: exit code 1 if one differs
 
 A page has these fenced blocks, which run one after another in one new folder:
 
@@ -23,6 +23,9 @@ set options:
     The last command has to fail.
 ``<!-- varies -->``
     The lines depend on the machine: update them, but do not compare them.
+``<!-- numbers vary -->``
+    The numbers depend on the machine, such as times and early stops: compare only the shape of the lines. In other
+    blocks whole numbers, and numbers with units, have to be equal, and others, such as losses, within a tolerance.
 ``<!-- not in tests: REASON -->``
     Run by an update, not by a check.
 ``<!-- slurm -->``
@@ -49,6 +52,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import unified_diff
 from itertools import pairwise
+from math import isclose
 from pathlib import Path
 
 from hybridnn.comm.mpi import mpirun_settings
@@ -89,6 +93,9 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 """Type of the outputs that refer to a widget of the kernel."""
 NOTED = {"record_timing": False, "coalesce_streams": True}
 """Options of the client that make a notebook independent of the timing of its cells."""
+
+TOLERANCE = {"rel_tol": 0.05, "abs_tol": 0.02}
+"""Of the figures of a training, whose rounding depends on the machine."""
 
 DRAWN = re.compile(r"[─━═\s]+")
 
@@ -204,6 +211,24 @@ def fill_in(shown: Sequence[str], printed: Sequence[str]) -> list[str]:
     if at < len(printed) and (len(parts) == 1 or parts[-1]):
         raise PageError("additional output:\n" + "\n".join(printed[at:]))
     return filled
+
+
+def differing_numbers(shown: Sequence[str], printed: Sequence[str]) -> list[str]:
+    """Pairs of numbers that differ in lines of the same shape: with a point and without a unit, by `TOLERANCE`."""
+    lines = zip(shown, printed, strict=True)
+    pairs = [pair for both in lines for pair in zip(*map(NUMBER.findall, both), strict=True)]
+    return [
+        f"{one.strip()} in the page, {other.strip()} printed"
+        for one, other in pairs
+        if one != other and not _are_close(one, other)
+    ]
+
+
+def _are_close(one: str, other: str) -> bool:
+    try:
+        return "." in one and isclose(float(one.replace(",", "")), float(other.replace(",", "")), **TOLERANCE)
+    except ValueError:  # they have a unit
+        return False
 
 
 def _shapes(lines: Sequence[str], start: int, count: int) -> list[str]:
@@ -331,6 +356,10 @@ def _run_commands(block: Block, shell: _Shell, check: bool) -> list[str]:
                 continue
             exact = block.kind == "session" and (check or GAP in command.output)
             body += fill_in(command.output, printed) if exact else printed
+            if check and exact and "numbers vary" not in block.notes:
+                differing = differing_numbers(command.output, body[len(body) - len(command.output) :])
+                if differing:
+                    raise PageError("\n".join(differing))
         except PageError as error:
             raise PageError(f"$ {command.text}\n{error}") from error
     return body
@@ -390,7 +419,7 @@ def main() -> int:
     """Update or check pages; return the exit code."""
     parser = argparse.ArgumentParser(description="run the commands in the pages")
     parser.add_argument("pages", nargs="*", type=Path, default=(*PAGES, *NOTEBOOKS))
-    parser.add_argument("--check", action="store_true", help="compare shapes without writing")
+    parser.add_argument("--check", action="store_true", help="compare the outputs without writing")
     parser.add_argument("--slurm", action="store_true", help="run only the blocks that need a Slurm")
     options = parser.parse_args()
     failed = 0

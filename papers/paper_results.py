@@ -4,7 +4,8 @@
 ARGS="--full kang-table-6"`` the full form of one, and ``make papers ARGS=--verdicts`` none: it decides the statements
 of all studies anew, by their records. Finished cells are not run again.
 
-Records are in ``papers/docs/records``, and the verdicts, with every comparison, in ``papers/docs/verdicts.csv``. A page
+Records are in ``papers/docs/records``, those with another kernel of the BLAS (``OPENBLAS_CORETYPE``) in a file that
+ends with its name, and the verdicts, with every comparison, in ``papers/docs/verdicts.csv``. A page
 has links to the pictures between the lines ``<!-- study: laugier-figure-5 -->`` (of the full form ``<!-- study:
 kang-table-6, full -->``) and ``<!-- end of study -->``; where there are none yet, all are put there, else those that
 are linked. The numbers of verdicts are between ``<!-- verdicts: kang -->`` and ``<!-- end of verdicts -->``, for the
@@ -149,7 +150,8 @@ def verdict_rows(pages: Path) -> Iterator[dict[str, Any]]:
     for path in sorted((pages / RECORDS).glob("*.csv")):
         about, verdicts = verdicts_in(path)
         for number, verdict in enumerate(verdicts, 1):
-            stated = {"study": about["study"], "form": about["form"], "number": number, "verdict": verdict.outcome}
+            stated = {"study": about["study"], "form": about["form"], "BLAS": kernels_in(about["BLAS"])}
+            stated |= {"number": number, "verdict": verdict.outcome}
             stated |= {"about": verdict.about, "statement": verdict.says, "source": verdict.source}
             stated |= {"expected": verdict.expected, "missing": verdict.reason}
             for pair in verdict.pairs:
@@ -157,13 +159,27 @@ def verdict_rows(pages: Path) -> Iterator[dict[str, Any]]:
                 yield stated | {"comparison": found.pop("what"), **found}
 
 
+def kernels_in(blas: str) -> str:
+    """The kernels of the BLAS, such as Haswell, of the libraries in the lines at the beginning of records."""
+    return " ".join(dict.fromkeys(library.split()[-1] for library in blas.split(", ")))
+
+
 def _summary(rows: Sequence[Mapping[str, Any]], paper: str) -> str:
-    """The numbers of verdicts on a paper; of a study whose full form has run, those of the full form."""
+    """The numbers of verdicts on a paper; of a study whose full form has run, those of the full form.
+
+    What differs between records of two kernels of the BLAS is undecided, where both have all values that are named.
+    """
     from hybridnn.utils.text import counted
 
     rows = [row for row in rows if row["study"].startswith(f"{paper}-")]
     full = {row["study"] for row in rows if row["form"] == "full"}
-    found = {(row["study"], row["number"]): row for row in rows if row["form"] == "full" or row["study"] not in full}
+    found: dict[tuple[str, int], Mapping[str, Any]] = {}
+    for row in (row for row in rows if row["form"] == "full" or row["study"] not in full):
+        other = found.setdefault(key := (row["study"], row["number"]), row)
+        if other.get("missing"):
+            found[key] = row
+        elif not row.get("missing") and other["verdict"] != row["verdict"]:
+            found[key] = {**row, "verdict": "cannot be decided"}
     parts = []
     for about, subject in (("paper", "the paper"), ("library", "the library")):
         verdicts = [row["verdict"] for row in found.values() if row["about"] == about]

@@ -31,7 +31,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.10",
     packages=["hybridnn_papers"],
-    package_data={"hybridnn_papers": ["studies/*.toml"]},
+    package_data={"hybridnn_papers": ["*.toml", "studies/*.toml"]},
     install_requires=[f"hybridnn=={version()}"],
     entry_points={
         "hybridnn.commands": ["formulas = hybridnn_papers.commands:app"],

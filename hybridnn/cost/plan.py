@@ -147,7 +147,7 @@ def _pipelines(workload: Workload, machine: Machine, grid: tuple[int, int, int],
     for method in METHODS.values():
         if not _allowed(wanted, "method", method.name):
             continue
-        if not method.exact and ("exact" in wanted or workload.clips):  # the norm of all gradients is known too late
+        if not method.exact and "exact" in wanted:
             continue
         if method.predicts and not workload.slots:
             continue

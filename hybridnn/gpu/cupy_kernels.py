@@ -45,7 +45,7 @@ StepScalars = Sequence[float] | Array
 """What an update needs of the learning rate and the number of the step, computed once (`Optimizer.step_scalars`).
 
 An update that is recorded once and replayed in many steps keeps its arguments. It therefore takes an array of float64,
-shape (3,), on the device, which `CupyKernels.begin_step` fills in every step.
+shape (4,), on the device, which `CupyKernels.begin_step` fills in every step.
 """
 
 COPIES_AHEAD = 4
@@ -295,9 +295,9 @@ class CupyKernels(Kernels):
             Indices of the samples of all steps: those of the step begin at `step` times `batch_size`.
         indices : array of int64, shape (n,)
             Receives those of the step, n of them.
-        table : array of float64, shape (steps, 3)
+        table : array of float64, shape (steps, 4)
             `StepScalars` of all steps.
-        scalars : array of float64, shape (3,)
+        scalars : array of float64, shape (4,)
             Receives those of the step.
         """
         same_dtype(step, order, indices)

@@ -63,7 +63,7 @@ class StepCapture(NamedTuple):
 STEP = Update(0)  # the last instruction of a step stands for all in the recorder
 
 
-SCALARS = 3
+SCALARS = 4
 """Most numbers of `StepScalars`."""
 
 
@@ -128,7 +128,7 @@ class CudaGraphSteps:
         return self._epoch.losses
 
     def _scalars_of(self, minibatches: Sequence[Minibatch]) -> NDArray[np.float64]:
-        """Scalars of the next updates, shape (minibatches, 3)."""
+        """Scalars of the next updates, shape (minibatches, 4)."""
         table, state = np.zeros((len(minibatches), SCALARS)), replace(self._state)
         for row, minibatch in zip(table, minibatches, strict=True):
             scalars = self._optimizer.step_scalars(state, minibatch.rate)

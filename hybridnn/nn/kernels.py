@@ -370,7 +370,7 @@ class Kernels:
         factor on the weights by decoupled weight decay.
         """
         beta1, beta2 = settings.betas
-        step_size, root_correction, keep = scalars
+        step_size, root_correction, keep = scalars[:3]
         weight_decay, eps = settings.weight_decay, settings.eps
         half = scratch.size // 2
         for block in blocks(weights.size):

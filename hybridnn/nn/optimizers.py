@@ -112,7 +112,7 @@ class Optimizer(ABC):
         """
 
     def step_scalars(self, state: OptimizerState, lr: float) -> Sequence[float]:
-        """Scalars of the next update that depend on the learning rate and the number of the step, at most three."""
+        """Scalars of the next update that depend on the learning rate and the number of the step, at most four."""
         return (lr,)
 
     @property
@@ -270,9 +270,10 @@ class RMSprop(Optimizer):
 class NAdam(Optimizer):
     """Adam with Nesterov's look-ahead (Dozat 2016, Incorporating Nesterov momentum into Adam); PyTorch's update.
 
-    With ``pipedream`` this is asynchronous Nesterov as its authors run it, apart from weight decay (Ajanthan et al.
-    2025, Nesterov method for asynchronous pipeline parallel optimization). The look-ahead along a momentum close to 1
-    makes up for the delay of the gradient, which itself counts 1 - momentum.
+    With ``pipedream`` this is asynchronous Nesterov (Ajanthan et al. 2025, Nesterov method for asynchronous pipeline
+    parallel optimization); its authors also set ``training.clip_norm = 10``, ``weight_decay = 0.01``, and a schedule
+    that ends at a tenth of the rate. The look-ahead along a momentum close to 1 makes up for the delay of the gradient,
+    which itself counts 1 - momentum.
     """
 
     name = "nadam"
@@ -280,16 +281,17 @@ class NAdam(Optimizer):
     lr: LearningRate = 0.001
     betas: Betas = (0.99, 0.999)
     eps: Epsilon = 1e-8
+    weight_decay: Annotated[AtLeastZero, "Factor of the weights, times lr, subtracted from them."] = 0.0
 
     slot_names = ("first", "second")
 
     def update(
         self, weights: Array, gradient: Array, state: OptimizerState, lr: float, out: Array | None = None
     ) -> None:
-        """``w -= (a g + b m) / (sqrt(v) / c + eps)``, with the moments m and v of `Adam`, in place or into `out`."""
-        of_gradient, of_first, root = self.step_scalars(state, lr)
+        """``w = k w - (a g + b m) / (sqrt(v) / c + eps)``, with `Adam`'s moments m and v, in place or into `out`."""
+        of_gradient, of_first, root, keep = self.step_scalars(state, lr)
         if state.device_scalars is not None:
-            of_gradient, of_first, root = (state.device_scalars[place : place + 1] for place in range(3))
+            of_gradient, of_first, root, keep = (state.device_scalars[place : place + 1] for place in range(4))
         state.updates += 1
         for block, scratch in state.blocks(weights.size):
             g, first, second = gradient[block], state.slots["first"][block], state.slots["second"][block]
@@ -302,16 +304,17 @@ class NAdam(Optimizer):
             np.sqrt(second, out=scratch)
             scratch /= root
             scratch += self.eps
-            for part, factor, old in ((g, of_gradient, weights[block]), (first, of_first, new)):
+            np.multiply(weights[block], keep, out=new)
+            for part, factor in ((g, of_gradient), (first, of_first)):
                 np.multiply(part, factor, out=step)
                 step /= scratch
-                np.subtract(old, step, out=new)
+                new -= step
 
     def step_scalars(self, state: OptimizerState, lr: float) -> Sequence[float]:
-        """``a = lr (1 - u) / (1 - U)``, ``b = lr u' / (1 - U u')`` and c, Adam's root of its second correction.
+        """``a = lr (1 - u) / (1 - U)``, ``b = lr u' / (1 - U u')``, c and ``k = 1 - lr weight_decay``.
 
-        u and u' are the momenta of this update and of the next one, U is the product of all up to u. The momentum of
-        update t is ``betas[0] (1 - 0.96**(t MOMENTUM_DECAY) / 2)``.
+        u and u' are the momenta of this update and of the next one, U is the product of all up to u, and c is Adam's
+        root of its second correction. The momentum of update t is ``betas[0] (1 - 0.96**(t MOMENTUM_DECAY) / 2)``.
         """
         step = state.updates + 1
         momentum, following = self._momentum(step), self._momentum(step + 1)
@@ -320,8 +323,8 @@ class NAdam(Optimizer):
             product *= self._momentum(earlier)
             if product < NEGLIGIBLE:
                 break
-        root = sqrt(1.0 - self.betas[1] ** step)
-        return lr * (1.0 - momentum) / (1.0 - product), lr * following / (1.0 - product * following), root
+        of_gradient, of_first = lr * (1.0 - momentum) / (1.0 - product), lr * following / (1.0 - product * following)
+        return of_gradient, of_first, sqrt(1.0 - self.betas[1] ** step), 1.0 - lr * self.weight_decay
 
     def _momentum(self, step: int) -> float:
         left: float = 0.96 ** (step * MOMENTUM_DECAY)

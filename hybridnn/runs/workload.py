@@ -49,7 +49,6 @@ def workload_of_run(settings: Settings, model: MLP, train_samples: int, task: st
         settings.training.dtype,
         settings.optimizer,
         classification=task == "classification",
-        clips=settings.training.clip_norm is not None,
         distribution=settings.data.distribution,
     )
 

@@ -145,9 +145,11 @@ class TrainConfig:
     dtype: Annotated[DTypeLike, Checked(_dtype_name, "'float32' or 'float64'"), "Element type of all arrays."] = option(
         "training", "float32"
     )
-    clip_norm: Annotated[Positive | None, "Scale gradients with a larger global norm down to this norm."] = option(
-        "training", None
-    )
+    clip_norm: Annotated[
+        Positive | None,
+        "Scale gradients with a larger global norm down to this norm. With an asynchronous method it is the norm of a "
+        "stage.",
+    ] = option("training", None)
     class_weight: Annotated[
         Annotated[str, OneOf(("balanced",))] | None,
         "`balanced`: all classes count alike in the training loss; on the CPU. The loss of every sample is multiplied "

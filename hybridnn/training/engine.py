@@ -140,7 +140,8 @@ class Engine:
         if self._note_update is not None:
             self._note_update(minibatch)
         if self.config.clip_norm is not None:
-            norm = self.squared_gradient_norm()
+            # A stage of an asynchronous method updates before the last gradients of the others exist.
+            norm = self.squared_gradient_norm() if self.layout.exact else self._squared_norm_of_stage()
             for chunk in self.chunks:
                 chunk.replica.clip(norm, self.config.clip_norm)
         self.is_updating = True
@@ -208,12 +209,17 @@ class Engine:
 
         On the device, without synchronization unless MPI reduces it; the next call overwrites it.
         """
+        norm = self._squared_norm_of_stage()
+        self._sum_over_stages(norm)
+        return norm
+
+    def _squared_norm_of_stage(self) -> Array:
+        """Squared norm of the last gradient of this stage, as `squared_gradient_norm`."""
         norm, *chunk_norms = self._norms
         for chunk, chunk_norm in zip(self.chunks, self._norms, strict=True):
             chunk.squared_gradient_norm(chunk_norm)
         for chunk_norm in chunk_norms:
             self.chunks[0].kernels.add(norm, chunk_norm, norm)
-        self._sum_over_stages(norm)
         return norm
 
     def collect(self, flats: Sequence[HostArray]) -> dict[str, HostArray]:

@@ -143,10 +143,6 @@ def _require_compatible(method: Method, stages: int, config: TrainConfig) -> Non
         raise SettingError("optimizer.name", config.optimizer.name, allowed)
     if stages == 1:
         return
-    if config.clip_norm is not None and not method.exact:
-        exact = ", ".join(name for name, other in METHODS.items() if other.exact)
-        why = "has a minibatch's global norm only after its last stage has updated; methods that clip"
-        raise SettingError("training.clip_norm", config.clip_norm, f"{method.name} {why}: {exact}")
     if config.distribution != "local":
         raise SettingError(
             "data.distribution", config.distribution, "local with a pipeline: its first and last stage read"
@@ -281,7 +277,6 @@ def require_memory(
         np.dtype(config.dtype).name,
         config.optimizer,
         classification=labels,
-        clips=config.clip_norm is not None,
         distribution=config.distribution,
     )
     memory = stage_memory(workload, layout, grid.pipeline_rank)

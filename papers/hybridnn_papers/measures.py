@@ -15,6 +15,9 @@ from hybridnn.runs.run_files import Moment, RunRecord
 LATE_SHARE = 0.2
 """Share of the evaluations, the last ones, whose spread is `late_metric_sd`."""
 
+BLOW_UP = 5.0
+"""Multiple of the least training loss of an epoch above which the last one counts as diverged."""
+
 Value = Callable[[RunRecord, RunFigures, float | None], float | None]
 
 
@@ -118,11 +121,25 @@ def _seconds_to_target(run: RunRecord, figures: RunFigures, target: float | None
     return inf if found is None else found.seconds
 
 
+def _diverged(run: RunRecord) -> float:
+    losses = _losses(run, _train_loss)
+    return float(run.diverged is not None or (bool(losses) and losses[-1] > BLOW_UP * min(losses)))
+
+
 def _converged(run: RunRecord, figures: RunFigures, target: float | None) -> float | None:
-    if target is None or run.diverged is not None:
-        return float(run.diverged is None)
-    reached = _epochs_to_target(run, figures, target)
-    return None if reached is None else float(isfinite(reached))
+    if _diverged(run):
+        return 0.0
+    if target is None:
+        return 1.0
+    last = _last(_test_metrics(run))
+    return None if last is None else float(last >= target)
+
+
+def _reached(run: RunRecord, figures: RunFigures, target: float | None) -> float | None:
+    if run.diverged is not None:
+        return 0.0
+    epochs = _epochs_to_target(run, figures, target)
+    return None if epochs is None else float(isfinite(epochs))
 
 
 def _share(flags: Iterable[bool]) -> float:
@@ -257,8 +274,8 @@ MEASURES = {
         "",
         "training",
         "lower",
-        _of_run(lambda run: float(run.diverged is not None)),
-        "Share of the seeds whose loss or weights became infinite or NaN.",
+        _of_run(_diverged),
+        f"Share of the seeds with infinite or NaN values, or a last training loss above {BLOW_UP:g} times the least.",
     ),
     "converged": Measure(
         "converged",
@@ -266,7 +283,16 @@ MEASURES = {
         "training",
         "higher",
         _converged,
-        "Share of the seeds that reached `target`; without a target, of those that did not diverge.",
+        "Share of the seeds that did not diverge, and whose last evaluation reached `target`.",
+    ),
+    "reached": Measure(
+        "reached the target",
+        "",
+        "training",
+        "higher",
+        _reached,
+        "Share of the seeds of which any evaluation did.",
+        needs_target=True,
     ),
     "bytes_per_step": Measure(
         "bytes per step",
@@ -315,7 +341,7 @@ MEASURES = {
 """The measures by the name that study files use."""
 
 
-SHARES = ("diverged", "converged")
+SHARES = ("diverged", "converged", "reached")
 """Measures that are 0 or 1 in every run, and of which a divergence is a value."""
 
 

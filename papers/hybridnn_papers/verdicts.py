@@ -9,7 +9,7 @@ its interval is that of all of them at once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
@@ -174,11 +174,15 @@ class _Side:
 
 @dataclass(frozen=True)
 class _Compared:
-    """Two sides of a comparison and what is held against the bounds, or the reason why there is nothing."""
+    """Two sides of a comparison and what is held against the bounds, or the reason why there is nothing.
+
+    `trainings` is what the runs of both sides have in common with those that are equal to the last bit.
+    """
 
     what: str
     contrast: Contrast | None = None
     reason: str = ""
+    trainings: Hashable = None
 
     def checked(self, bounds: tuple[float | None, float | None], comparisons: Mapping[Outcome, int]) -> CheckedPair:
         """Decide; with equal bounds every single value must be that one.
@@ -232,8 +236,8 @@ class _Judge:
         """Compare all combinations of a statement."""
         combinations, missing = combinations_of(statement, self._points, self._best_over)
         compared = [self._all(statement, combination) for combination in combinations]
-        # The number of comparisons of which one decides the statement.
-        number = sum(map(len, compared))
+        # The number of comparisons of which one decides the statement. Equal trainings are one.
+        number = len({found.trainings or id(found) for listed in compared for found in listed})
         comparisons: dict[Outcome, int] = {"does not": number, "agrees": number if statement.any else 1}
         bounds = statement.at_least, statement.at_most
         if statement.trend is not None:
@@ -285,13 +289,23 @@ class _Judge:
             side, other = self._sides(statement, pair)
             name = self._text({**combination.values, **_texts(side.point, (*best, *statement.over))})
             if other is None:
-                return _Compared(name, Contrast(side.sample))
+                return _Compared(name, Contrast(side.sample), trainings=self._trainings(statement, side.point))
             against = self._text(_texts(other.point, dict.fromkeys((*statement.other_values, *best, *statement.over))))
             if statement.other_quantity != statement.quantity:
                 against = ", ".join(filter(None, [statement.other_quantity, against]))
-            return _Compared(f"{name} against {against}".strip(), Contrast(side.sample, other.sample, statement.by))
+            what, contrast = f"{name} against {against}".strip(), Contrast(side.sample, other.sample, statement.by)
+            return _Compared(what, contrast, trainings=self._trainings(statement, side.point, other.point))
         except UndecidedError as undecided:
             return _Compared(name, reason=str(undecided))
+
+    def _trainings(self, statement: Statement, *points: Point) -> Hashable:
+        """All results of the trainings of points, by seed; None if these say nothing: of times, or if all diverged."""
+        cells = [[self._cells[name] for name in point.cells] for point in points]
+        is_training = MEASURES[statement.quantity].kind == "training"
+        if not is_training or any(all(cell.diverged for cell in of_point) for of_point in cells):
+            return None
+        names = [name for name, measure in MEASURES.items() if measure.kind == "training"]
+        return tuple((cell.round, *map(cell.measures.get, names)) for of_point in cells for cell in of_point)
 
     def _sides(self, statement: Statement, pair: Pair) -> tuple[_Side, _Side | None]:
         side = self._side(statement, statement.quantity, pair.points)

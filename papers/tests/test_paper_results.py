@@ -107,18 +107,23 @@ def test_numbers_of_verdicts_are_those_of_the_full_form(tmp_path: Path) -> None:
         "0 does not, 1 agrees, 0 cannot be decided ([all comparisons](verdicts.csv))."
     )
     assert paper_results._summary([row], "c") == "No study has records."
+    kernels = [row, {**row, "BLAS": "Haswell", "verdict": "agrees"}]
+    assert "0 does not, 0 agrees, 1 cannot be decided" in paper_results._summary(kernels, "b")
+    short = {**row, "missing": "optimizer.lr 0.1", "verdict": "cannot be decided"}
+    for rows in ([short, row], [row, short]):
+        assert "1 does not" in paper_results._summary(rows, "b")
 
 
 def test_records_of_a_paper_are_compact() -> None:
     for paper in ("chen", "kang", "laugier"):
         sizes = [path.stat().st_size for path in (paper_results.PAGES / "records").glob(f"{paper}-*.csv")]
-        assert 0 < sum(sizes) <= 300_000
+        assert 0 < sum(sizes) <= 345_000
 
 
 def test_pages_of_the_papers_are_short() -> None:
     pages = {page.stem: page.read_text(encoding="utf-8") for page in paper_results.PAGES.glob("*.md")}
     del pages["stale-methods"]  # a comparison of the library's own
-    assert sum(len(text.split()) for text in pages.values()) <= 5_000
+    assert sum(len(text.split()) for text in pages.values()) <= 5_500
 
 
 def test_drawings_keep_their_text_styles_and_places(tmp_path: Path) -> None:

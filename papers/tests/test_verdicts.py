@@ -7,6 +7,7 @@ import io
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import numpy as np
 import pytest
 
 from hybridnn.errors import DataError, SettingError
+from hybridnn.runs.quantities import figures_of
+from hybridnn.runs.run_files import read_run
 from hybridnn.study.axes import check_axes
 from hybridnn.study.cells import make_cells
 from hybridnn.study.plots import curves_of, draw_plots
@@ -22,6 +25,7 @@ from hybridnn.study.report import csv_text, latex_text, markdown_text, point_row
 from hybridnn.study.results import StudyResults, read_results
 from hybridnn.study.study_file import load_study
 from hybridnn_papers.conclusions import records_text
+from hybridnn_papers.measures import measured
 from hybridnn_papers.records import StudyRecords, read_records, records_of
 from hybridnn_papers.statements import Conclusions
 from hybridnn_papers.verdicts import Verdict, verdicts_of
@@ -115,6 +119,34 @@ def test_equal_trainings_need_one_seed_and_every_seed_to_be_equal(tmp_path: Path
     other = _trained({"sequential": [0.8, 0.9], "fr": [0.8]})
     verdict = _verdict(tmp_path / "c", other, equality)
     assert (verdict.outcome, "these differ" in verdict.pairs[0].reason) == ("cannot be decided", True)
+
+
+def test_equal_trainings_are_one_comparison(tmp_path: Path) -> None:
+    stale, other = [0.80, 0.845, 0.81], [0.80, 0.846, 0.81]
+    cells = _trained({"ddg": stale, "pipedream": stale, "sequential": [0.87, 0.88, 0.88]})
+    lower = {"quantity": "best_metric", "against": {"method": "sequential"}, "at_least": 0.0}
+    lower |= {"where": {"method": ["ddg", "pipedream"]}}
+    assert _verdict(tmp_path / "equal", cells, lower).outcome == "does not"
+    cells = _trained({"ddg": stale, "pipedream": other, "sequential": [0.87, 0.88, 0.88]})
+    assert _verdict(tmp_path / "different", cells, lower).pairs[0].reason.endswith("not as one of 2")
+
+
+@pytest.mark.parametrize(
+    ("last", "least", "measures"),
+    [
+        ((0.9, 0.1), 0.1, {"reached": 1, "converged": 1, "diverged": 0}),
+        ((0.9, 0.6), 0.1, {"reached": 1, "converged": 0, "diverged": 1}),  # the loss has blown up
+        ((0.7, 0.1), 0.1, {"reached": 1, "converged": 0, "diverged": 0}),
+    ],
+)
+def test_shares_count_the_last_evaluation_and_the_last_loss(
+    tmp_path: Path, last: tuple[float, float], least: float, measures: dict[str, float]
+) -> None:
+    run, (accuracy, loss) = read_run(write_run(tmp_path / "run")), last
+    end = replace(run.epochs[-1], validation_accuracy=accuracy, train_loss=loss)
+    middle = replace(run.epochs[-2], validation_accuracy=0.95, train_loss=least)
+    run = replace(run, epochs=(*run.epochs[:-2], middle, end))
+    assert {name: measured(run, figures_of(run), name, 0.85) for name in measures} == measures
 
 
 SCALING = {32: {1: [4.0, 4.1, 4.2], 2: [4.0, 4.1, 3.9]}, 64: {1: [8.0, 8.1, 8.2], 2: [4.0, 4.1, 4.2]}}

@@ -45,12 +45,22 @@ def page_of(*lines: str) -> str:
         ["$ printf 'a\\nb\\n'", "a"],
         ["$ printf 'a\\nb\\n'", "…", "a"],
         ["$ printf 'a\\nb\\n'", "b", "…"],
+        ["$ echo '1,140 calls'", "1,144 calls"],
+        ["$ echo 'in 2.75 ms'", "in 2.74 ms"],
+        ["$ printf '3\\nloss 0.5\\n'", "…", "loss 0.6"],
         ["$ false"],
     ],
 )
 def test_another_output_is_refused(lines: list[str]) -> None:
     with pytest.raises(outputs.PageError):
         outputs.run_page(page_of(*lines), check=True)
+
+
+def test_figures_of_a_training_and_times_of_the_clock_may_differ() -> None:
+    close = page_of("$ echo 'loss 0.512'", "loss 0.514")
+    assert outputs.run_page(close, check=True)
+    times = page_of("$ echo 'in 8.3 s'", "in 7.9 s").removeprefix("Text.\n")
+    assert outputs.run_page(f"<!-- numbers vary -->\n{times}", check=True)
 
 
 def test_commands_that_fail_or_do_not_end_are_refused() -> None:

@@ -121,7 +121,7 @@ def test_factors_of_a_late_update_of_nadam_have_the_products_of_all_momenta(upda
     momenta = 0.99 * (1 - 0.96 ** (0.004 * np.arange(1, updates + 3)) / 2)
     of_gradient = 0.5 * (1 - momenta[-2]) / (1 - momenta[:-1].prod())
     of_first = 0.5 * momenta[-1] / (1 - momenta.prod())
-    expected = (of_gradient, of_first, (1 - 0.999 ** (updates + 1)) ** 0.5)
+    expected = (of_gradient, of_first, (1 - 0.999 ** (updates + 1)) ** 0.5, 1.0)
     assert optimizer.step_scalars(state, 0.5) == pytest.approx(expected, rel=1e-14)
 
 

@@ -44,8 +44,8 @@ OPTIMIZERS: dict[str, tuple[Optimizer, serial.Rule]] = {
         serial.Adam(lr=0.01, eps=1e-6, weight_decay=0.2, decoupled=True),
     ),
     "nadam": (
-        hybridnn.NAdam(lr=0.01, betas=(0.9, 0.95), eps=1e-6),
-        serial.NAdam(lr=0.01, betas=(0.9, 0.95), eps=1e-6),
+        hybridnn.NAdam(lr=0.01, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.2),
+        serial.NAdam(lr=0.01, betas=(0.9, 0.95), eps=1e-6, weight_decay=0.2),
     ),
     "pipemare": (
         hybridnn.PipeMareSGD(lr=0.01, momentum=0.8, annealing_updates=9, discrepancy_decay=0.3),

@@ -92,6 +92,10 @@ PIPELINES = {
     "pipemare": TrainingCase(
         3, Grid(3), PipelineCase("pipemare", replace(MOMENTUM, optimizer="pipemare"), partition=(1, 2, 5))
     ),
+    "pipemare, milestone": TrainingCase(
+        3, Grid(3), PipelineCase("pipemare", replace(MOMENTUM, schedule="step"), drain_every=2)
+    ),
+    "clipped stages": TrainingCase(4, Grid(2), PipelineCase("pipedream", replace(MOMENTUM, clip_norm=0.05))),
     "pipemare, adam": TrainingCase(
         4, Grid(stages=STAGES), PipelineCase("pipemare", replace(ADAM, optimizer="pipemare-adam"), drain_every=2)
     ),

@@ -12,7 +12,7 @@ import numpy as np
 
 from reference import network as net
 from reference.network import Array, Network, Weights
-from reference.serial import SGD, Adam, Outcome, PipeMare, Plan, Rule, SpikeSGD, sample_order
+from reference.serial import SGD, Adam, Outcome, PipeMare, Plan, Rule, SpikeSGD, clip, sample_order
 
 DELAYED = ("ddg", "fr", "pipedream", "pipedream-2bw", "vanilla", "spectrain", "lwp", "pipemare", "pipedream-vsync")
 """Asynchronous methods; the others are exact and equal `reference.serial.train`."""
@@ -79,15 +79,22 @@ class Versions:
     rule: Rule
     weights: list[Weights]
     changes: list[Weights]
+    rates: list[float]
 
-    def read(self, version: int, ahead: int, layers: range) -> Weights:
-        """Weights of some layers, predicted `ahead` updates beyond a version, or before it."""
+    def read(self, version: int, ahead: float, layers: range) -> Weights:
+        """Weights of some layers, predicted `ahead` updates beyond a version, or before it.
+
+        Those before it are as far away as the rates of these updates say, where the change is one at a rate.
+        """
         weights, changes = self.weights[version], self.changes[version]
+        if ahead < 0 and not isinstance(self.rule, PipeMare):
+            ahead = -sum(self.rates[version + ahead : version]) / self.rates[version]
         names = [f"layers.{layer}.{part}" for layer in layers for part in PARTS]
         return {name: weights[name] + ahead * changes[name] for name in names}
 
     def add(self, weights: Weights, slots: dict[str, Weights], updates: int, rate: float) -> None:
         self.weights.append(weights)
+        self.rates.append(rate)
         if isinstance(self.rule, PipeMare):
             self.changes.append(dict(slots["difference"]))
         else:
@@ -136,10 +143,9 @@ def passes(
 def train(
     network: Network, plan: Plan, pipeline: Pipeline, x: Array, y: Array, weights: Weights | None = None
 ) -> Outcome:
-    """Train with one of the `DELAYED` methods, without clipping because stages update at different times."""
+    """Train with one of the `DELAYED` methods; a stage clips its own gradient, as it updates before the others."""
     assert pipeline.method in DELAYED
     assert sum(pipeline.layers) == network.layers
-    assert plan.clip_norm is None
     weights = dict(net.initial_weights(network, plan.seed) if weights is None else weights)
     slots = {slot: {name: np.zeros_like(w) for name, w in weights.items()} for slot in plan.rule.slots()}
     out = Outcome(weights, slots, [], [], [], {})
@@ -148,7 +154,7 @@ def train(
     for epoch in range(1, plan.epochs + 1):
         order = sample_order(len(x), plan.seed, epoch) if plan.shuffle else np.arange(len(x))
         if (epoch - 1) % pipeline.drain_every == 0:
-            versions = Versions(plan.rule, [], [])
+            versions = Versions(plan.rule, [], [], [])
             length = len(starts) * min(pipeline.drain_every, plan.epochs - epoch + 1)  # until the pipeline is empty
         total = 0.0
         for t, start in enumerate(starts, len(versions.weights)):
@@ -159,8 +165,10 @@ def train(
             loss, out.gradients = passes(network, pipeline, versions, (t, length), x[picked], y[picked])
             total += loss * len(picked)
             for k in range(pipeline.stages):
+                names = [f"layers.{layer}.{part}" for layer in pipeline.layers_of(k) for part in PARTS]
+                out.gradients |= clip({name: out.gradients[name] for name in names}, plan.clip_norm)
                 delay = t - pipeline.forward_read(k, t, length)[0]
-                for name in (f"layers.{layer}.{part}" for layer in pipeline.layers_of(k) for part in PARTS):
+                for name in names:
                     kept = {slot: slots[slot][name] for slot in slots}
                     late = isinstance(plan.rule, SpikeSGD | PipeMare)
                     rule = replace(plan.rule, delay=delay) if late else plan.rule

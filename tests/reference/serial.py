@@ -95,6 +95,7 @@ class NAdam:
     betas: tuple[float, float] = (0.99, 0.999)
     eps: float = 1e-8
     psi: float = 0.004
+    weight_decay: float = 0.0  # decoupled
 
     def slots(self) -> tuple[str, ...]:
         return ("first", "second")
@@ -105,7 +106,8 @@ class NAdam:
         slots["second"] = v = b2 * slots["second"] + (1 - b2) * g**2
         momenta = b1 * (1 - 0.96 ** (np.arange(1, step + 2) * self.psi) / 2)
         ahead = momenta[-1] * m / (1 - np.prod(momenta)) + (1 - momenta[-2]) * g / (1 - np.prod(momenta[:-1]))
-        return np.asarray(w - rate * ahead / (np.sqrt(v / (1 - b2**step)) + self.eps))
+        kept = w - rate * self.weight_decay * w
+        return np.asarray(kept - rate * ahead / (np.sqrt(v / (1 - b2**step)) + self.eps))
 
 
 @dataclass(frozen=True)

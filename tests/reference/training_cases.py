@@ -183,6 +183,6 @@ def check_training(it: TrainingCase, comm: Any, sent: Mapping[int, list[Message]
         for step, ((found, norm), right) in enumerate(zip(gradients, expected.step_gradients, strict=True), start=1):
             assert_arrays_close(found, right, f"{it}: gradient of step {step}", 1e-9)
             assert_close(norm, net.norm(right.values()), f"{it}: gradient norm of step {step}", 1e-9)
-    if case.clip_norm is not None:
+    if case.clip_norm is not None and trainer.layout.exact:
         assert trainer.gradient_norm() <= case.clip_norm * (1 + TOLERANCE), str(it)
     check_outcome(trainer, case, expected, str(it), it.tolerance)

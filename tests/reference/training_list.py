@@ -123,6 +123,8 @@ def pipelines() -> Cases:
     for optimizer, it in product(OPTIMIZERS, DELAYED_CASES.values()):
         if it.method not in ("spectrain", "lwp", "pipemare") or predicts(OPTIMIZERS[optimizer][1]):
             yield TrainingCase(3, Grid(pipeline=3), replace(it, case=replace(MOMENTUM, optimizer=optimizer)))
+    for it in DELAYED_CASES.values():  # a stage clips its own norm
+        yield TrainingCase(3, Grid(pipeline=3), replace(it, case=replace(MOMENTUM, clip_norm=0.05)))
     for stages in (2, 3, 4):
         grid = Grid(pipeline=stages)
         # Every method trains every training, on layers split evenly or not: what it has evenly, the next has not.

@@ -280,7 +280,7 @@ def test_names_of_optimizers_and_flags() -> None:
     ):
         assert workload_from_settings(load_settings(None, with_data(changes))).update_rule == optimizer
     clipped = workload_from_settings(load_settings(None, ["training.clip_norm=1.0", "training.dtype=float64"]))
-    assert (clipped.clips, clipped.dtype, clipped.classification, clipped.batch_size) == (True, "float64", True, 100)
+    assert (clipped.dtype, clipped.classification, clipped.batch_size) == ("float64", True, 100)
     assert not workload_from_settings(load_settings(None, with_data(()))).classification
 
 

@@ -53,7 +53,8 @@ def compare(
     ours, random = OPTIMIZERS[optimizer], np.random.default_rng(2)
 
     def theirs(leaves: Any) -> Any:
-        return getattr(torch.optim, type(ours).__name__)(leaves, **asdict(ours))
+        decoupled = {"decoupled_weight_decay": True} if isinstance(ours, hybridnn.NAdam) else {}
+        return getattr(torch.optim, type(ours).__name__)(leaves, **asdict(ours), **decoupled)
 
     x = random.standard_normal((37, network.sizes[0]))
     outputs = network.sizes[-1]

@@ -41,7 +41,6 @@ def wrong_settings(stages: int) -> dict[str, tuple[dict[str, Any], str]]:
     return {
         "more stages than layers": ({"model": few}, rf"{stages}\b.*\b{stages - 1}|{stages - 1}\b.*\b{stages}"),
         "more chunks than layers": ({"method": "interleaved", "chunks": 5, "microbatches": stages}, "chunks|layers"),
-        "clipping": ({"method": "pipedream", "clip_norm": 0.5}, "clip_norm.*0.5"),
         "no momentum": ({"method": "spectrain", "optimizer": SGD(momentum=0.0)}, "momentum"),
         "sent minibatches": ({"method": "gpipe", "distribution": "scatter"}, "distribution.*scatter"),
         "barriers of pipedream": ({"method": "pipedream", "barriers": True}, "barriers.*pipedream.*only with ddg, fr"),

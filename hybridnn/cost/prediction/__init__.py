@@ -24,7 +24,6 @@ class Workload:
     dtype: str = "float32"  # one of "float32", "float64"
     optimizer: Optimizer = field(default_factory=SGD)
     classification: bool = True  # whether targets are labels
-    clips: bool = False  # whether gradients are clipped to a norm
     distribution: str = "local"  # how minibatches are distributed to the ranks; the last two only without a pipeline
 
     @property

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from math import ceil
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -141,7 +142,9 @@ class WeightStore:
         """Parameters for a pass: the version of `age` updates ago, or the prediction for `ahead` updates later."""
         if self._predicted is not None and ahead:
             out, views = self._predicted
-            rate = self._rates[self._updates]
+            # The next update's rate for later weights, those of the updates between for earlier ones.
+            now = self._updates
+            rate = self._rates[now] if ahead > 0 else fmean(self._rates[now + ahead : now])
             self._optimizer.predict(self._chunk.weights, self._state, rate, ahead, out)
             return views
         return self._chunk.parameters if age == 0 else self._older[age][1]

@@ -40,7 +40,6 @@ def check(
         dtype=workload.dtype,
         model_split=split,
         shared_replicas=shared,
-        clip_norm=1.0 if workload.clips else None,
         **pipelining,
     )
     random = np.random.default_rng(0)
