@@ -71,10 +71,10 @@ def load_file(
     """
     path, options, named = user_path(path), options or TableOptions(), (as_names(targets), as_names(inputs))
     if has_table(path, "data.file"):
+        table = read_table(path, options, named[0], encoding)
         if not named[0]:
             how = "a table needs the names of its target columns, as in --targets price"
             raise SettingError("data.targets", [], how)
-        table = read_table(path, options, named[0], encoding)
         data = _dataset_from_table(table, path.name, shown_path(path), *named, task, encoding, training)
     else:
         given = dict(zip(("targets", "inputs"), map(list, named), strict=True)) | vars(options)

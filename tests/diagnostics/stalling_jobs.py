@@ -56,7 +56,7 @@ class Rank:
         # Before a fault: rank 0 removes the notes of earlier runs, and a process that has ended cannot be watched.
         self._meet("ready", job.ranks)
         for _ in range(5):
-            self.world._finish(self.world._begin("allreduce", 800, np.dtype("float64"), reduction="sum"))
+            self.world._finish(self.world._begin("allreduce", np.zeros(100), reduction="sum"))
 
     def _meet(self, name: str, size: int) -> list[int]:
         """Wait until all ranks call this; returns the numbers of their processes."""
@@ -80,12 +80,12 @@ class Rank:
     def receive(self, peer: int) -> None:
         """Wait for a message that is not sent."""
         call = self.world._begin_message("receive", np.zeros(100), peer, 3, "forward 4")
-        self.world._started(call, [Pending()], ()).wait()
+        self.world._started(call, [Pending()]).wait()
 
     def _started(self, operation: str, elements: int, until: Path | None = None) -> Request:
         reduction, root = ("sum", -1) if operation == "allreduce" else (None, 0)
         array = np.zeros(elements)
-        return self.world._start(operation, array.nbytes, lambda: [Pending(until)], (array,), root, reduction)
+        return self.world._started(self.world._begin(operation, array, root, reduction), [Pending(until)], array)
 
 
 class Pending:
