@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from hybridnn.cli.options import OutputPicture, PictureFile, option
-from hybridnn.cli.output import (
-    choose_format,
-    new_table,
-    print_drawing,
-    require_width,
-    write_result,
-)
+from hybridnn.cli.output import choose_format, new_table, print_drawing, require_width, write_result
 from hybridnn.errors import DataError, SettingError
 
 if TYPE_CHECKING:

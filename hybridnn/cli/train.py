@@ -12,16 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.options import (
-    Config,
-    InProcess,
-    Key,
-    OutputFormat,
-    Overrides,
-    Ranks,
-    option,
-    setting_values,
-)
+from hybridnn.cli.options import Config, InProcess, Key, OutputFormat, Overrides, Ranks, option, setting_values
 from hybridnn.cli.output import print_settings
 from hybridnn.cli.ranks import first_rank_alone, launch_rank, on_ranks, reported_progress, require_one_way, start_ranks
 from hybridnn.errors import SettingError, one_line

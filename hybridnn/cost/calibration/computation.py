@@ -21,15 +21,7 @@ from numpy.typing import NDArray
 from hybridnn.comm.group import Group
 from hybridnn.cost.calibration.communication import before, sleeping_barrier
 from hybridnn.cost.calibration.fit import LinearFit, fit_linear, fit_noise
-from hybridnn.cost.machine import (
-    ActivationCost,
-    Compute,
-    ElementCost,
-    Machine,
-    NetworkLink,
-    PassCost,
-    Segment,
-)
+from hybridnn.cost.machine import ActivationCost, Compute, ElementCost, Machine, NetworkLink, PassCost, Segment
 from hybridnn.cost.prediction import UPDATE_RULES, Workload
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.nn.activations import ACTIVATIONS
