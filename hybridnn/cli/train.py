@@ -7,6 +7,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -140,7 +141,7 @@ def train(
         if request is None:
             return None
         run_settings, start = request
-        with TrainView(as_json=output_format == "json", quiet=quiet) as view:
+        with closing(TrainView(as_json=output_format == "json", quiet=quiet)) as view:
             return run_training(run_settings, view, start=start, forced=force)
 
     with reported_progress():
