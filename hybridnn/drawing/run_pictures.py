@@ -48,8 +48,7 @@ def draw_epoch(epoch: Epoch, start: float, stop: float, what: str) -> Drawing:
         for rank, trace in enumerate(epoch.ranks)
     )
     stages = len(epoch.layout.stages)
-    title = f"{epoch.layout.method}, {counted(stages, 'stage')}, measured in epoch {epoch.number}"
-    title += f", {what}" * bool(what)
+    title = f"{epoch.layout.method}, {counted(stages, 'stage')}, measured in epoch {epoch.number}, {what}"
     return Drawing(title, rows, (stop - start) * MILLISECONDS, numbering.legend, "ms")
 
 

@@ -124,8 +124,6 @@ def measure_passes(
 
 # -- element-wise work -----------------------------------------------------------------------------------------------
 
-Action = Callable[[], object]
-
 
 def measure_elements(
     dtype: str, budget_seconds: float, generator: np.random.Generator, ranks: Group
@@ -152,7 +150,7 @@ def _normal(elements: int, dtype: np.dtype[Any], generator: np.random.Generator)
     return np.resize(generator.standard_normal(min(elements, 4096), dtype=dtype.type), elements)
 
 
-def _work(kind: str, elements: int, dtype: np.dtype[Any], generator: np.random.Generator) -> Action:
+def _work(kind: str, elements: int, dtype: np.dtype[Any], generator: np.random.Generator) -> Callable[[], object]:
     source, out = _normal(elements, dtype, generator), np.empty(elements, dtype)
     kind, _, name = kind.partition(" ")
     if kind == "packing":
