@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hybridnn.cli.options import (
-    OutputFormat,
-    Overrides,
-    command_group,
-    dataset_names,
-    option,
-    setting_values,
-)
+from hybridnn.cli.options import OutputFormat, Overrides, command_group, dataset_names, option, setting_values
 from hybridnn.cli.output import make_console, new_grid, new_table, write_json
 from hybridnn.cli.ranks import first_rank_alone
 from hybridnn.utils.text import column_list, command_argument, to_json

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from hybridnn.cost.calibration.calibrate import Calibration
     from hybridnn.cost.calibration.fit import FittedOperation
-    from hybridnn.cost.machine import Machine
     from hybridnn.doctor.report import DoctorReport, Verdict
 
 
@@ -82,6 +81,8 @@ def calibrate(
 
 def _print_calibration(console: Console, found: Calibration, out: Path | None) -> None:
     """Print the tables of a calibration, the verdict, and how to use the file; None where none was written."""
+    from hybridnn.cost.calibration.fit import LARGE_BYTES
+
     if found.fits:
         console.print("\nmessages and collectives: alpha per message, beta per byte, by size; errors on held-out sizes")
         print_table(console, _fit_table(found.fits))
@@ -91,11 +92,24 @@ def _print_calibration(console: Console, found: Calibration, out: Path | None) -
             f"{overlap.compute_slowdown:.2f} times as long meanwhile; "
             f"without blocking it takes {overlap.nonblocking_factor:.2f} times as long"
         )
-        _print_overhead(console, found.machine)
+        overhead = found.machine.overhead_between_nodes
+        if overhead is not None:
+            whole = found.machine.message_seconds(LARGE_BYTES, spans_nodes=True)
+            console.print(
+                f"a message of {LARGE_BYTES >> 10} KiB between nodes takes {1e6 * whole:.3g} us, of which "
+                f"{1e6 * overhead.seconds(LARGE_BYTES):.3g} us are lost to computing on each of its ranks",
+                soft_wrap=True,
+            )
     if found.compute_errors:
         console.print("\npasses of layers: errors on held-out networks, the mean weighted by time")
         print_table(console, _compute_table(found))
-        _print_pace(console, found.machine)
+        compute = max(found.machine.compute, key=lambda entry: (entry.dtype == "float32", entry.busy_ranks))
+        alone, *later = (f"{compute.pace(ranks) - 1:.0%}" for ranks in (1, 2, 64))
+        console.print(
+            f"\nnoise: computing takes {alone} longer than its median, and {later[0]} until the last of 2 and "
+            f"{later[1]} until the last of 64 ranks is through",
+            soft_wrap=True,
+        )
     for text in found.missing:
         console.print(f"not measured: {text}", soft_wrap=True)
     if found.oversubscription:
@@ -106,31 +120,6 @@ def _print_calibration(console: Console, found: Calibration, out: Path | None) -
         console.print("no machine file was written; measure again when the machine is idle, or write it with --force")
         return
     console.print(f"\n{out}: use it with `hybridnn plan SETTINGS.toml --ranks N --machine {out}`", soft_wrap=True)
-
-
-def _print_overhead(console: Console, machine: Machine) -> None:
-    """Print what a message between nodes takes from each of its ranks."""
-    from hybridnn.cost.calibration.fit import LARGE_BYTES
-
-    overhead = machine.overhead_between_nodes
-    if overhead is not None:
-        seconds, whole = overhead.seconds(LARGE_BYTES), machine.message_seconds(LARGE_BYTES, spans_nodes=True)
-        console.print(
-            f"a message of {LARGE_BYTES >> 10} KiB between nodes takes {1e6 * whole:.3g} us, of which "
-            f"{1e6 * seconds:.3g} us are lost to computing on each of its ranks",
-            soft_wrap=True,
-        )
-
-
-def _print_pace(console: Console, machine: Machine) -> None:
-    """Print the excess of computing over its median: that of a rank alone, and until the last of several is done."""
-    compute = max(machine.compute, key=lambda entry: (entry.dtype == "float32", entry.busy_ranks))
-    alone, *later = (f"{compute.pace(ranks) - 1:.0%}" for ranks in (1, 2, 64))
-    console.print(
-        f"\nnoise: computing takes {alone} longer than its median, and {later[0]} until the last of 2 and "
-        f"{later[1]} until the last of 64 ranks is through",
-        soft_wrap=True,
-    )
 
 
 def _facts(found: Calibration, out: Path | None) -> dict[str, object]:

@@ -200,7 +200,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     A user's mistake ends all ranks with one line and its exit code; any other exception propagates to the hook that
     ends the whole job.
     """
-    skip_last_collection()
+    # At exit Python would look for garbage among all objects several times, for as long as half an import of NumPy.
+    atexit.unregister(gc.freeze)
+    atexit.register(gc.freeze)
     _open_closed_streams()
     join_at_equals(os.environ)
     end_no_word_at_equals()
@@ -297,21 +299,15 @@ def _checked_output() -> Iterator[None]:
         yield
         sys.stdout.flush()
     except OSError as error:
-        if _can_write_output():
+        try:
+            print(flush=True)  # of an unbuffered stream nothing is left that a flush could write
+        except OSError:
+            discard_output()  # as Python writes its rest at exit
+        else:
             raise
         if isinstance(error, BrokenPipeError):  # who read it wants no more
             sys.exit(1)
         raise EnvironmentProblem(f"the output cannot be written: {error.strerror}") from error
-
-
-def _can_write_output() -> bool:
-    """Whether an empty line can be written; else the output leads nowhere, as Python writes its rest at exit."""
-    try:
-        print(flush=True)  # of an unbuffered stream nothing is left that a flush could write
-    except OSError:
-        discard_output()
-        return False
-    return True
 
 
 @contextlib.contextmanager
@@ -321,12 +317,3 @@ def _silent_unless_first_rank() -> Iterator[None]:
         return
     with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
         yield
-
-
-def skip_last_collection() -> None:
-    """Leave the memory of this process to the system when it ends.
-
-    Python would look for garbage among all objects several times then, for as long as half an import of NumPy.
-    """
-    atexit.unregister(gc.freeze)
-    atexit.register(gc.freeze)

@@ -14,16 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from hybridnn.cli.options import (
-    Format,
-    MachineFile,
-    OutputFormat,
-    OutputPicture,
-    Overrides,
-    PictureFile,
-    count,
-    option,
-)
+from hybridnn.cli.options import Format, MachineFile, OutputFormat, OutputPicture, Overrides, PictureFile, count, option
 from hybridnn.cli.output import (
     PICTURES,
     choose_format,

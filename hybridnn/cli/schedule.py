@@ -219,7 +219,11 @@ def _print_versions(console: Console, schedule: Schedule, rows: Sequence[Stalene
     console.print(
         f"weights read, forward/backward: the updates that the stage had done, +s if predicted s updates ahead{back}"
     )
-    console.print(_version_table(cells, staleness, minibatches))
+    titles = ("minibatch", *(f"stage {stage}" for stage in range(stages)))
+    lines = [
+        (str(minibatch + 1), *(cells[minibatch, stage] for stage in range(stages))) for minibatch in range(minibatches)
+    ]
+    console.print(new_table((), titles, lines, footers=("staleness", *map(str, staleness))))
     if (minibatches, stages) != (schedule.minibatches, schedule.stages):
         console.print(
             f"shown: {stages} of {schedule.stages} stages and {minibatches} of {schedule.minibatches} minibatches; "
@@ -229,16 +233,6 @@ def _print_versions(console: Console, schedule: Schedule, rows: Sequence[Stalene
     is_predicted = any(row.forward.ahead or row.backward.ahead for row in rows)
     what = "aim at the same version" if is_predicted else "use the same weights"
     console.print(f"forward and backward pass {what}: {'yes' if consistent else 'no'}")
-
-
-def _version_table(cells: dict[tuple[int, int], str], staleness: list[int], minibatches: int) -> Table:
-    """Make a row per minibatch, a column per stage, and below each stage's largest staleness."""
-    titles = ("minibatch", *(f"stage {stage}" for stage in range(len(staleness))))
-    rows = [
-        (str(minibatch + 1), *(cells[minibatch, stage] for stage in range(len(staleness))))
-        for minibatch in range(minibatches)
-    ]
-    return new_table((), titles, rows, footers=("staleness", *map(str, staleness)))
 
 
 def _version(weights: WeightRead) -> str:

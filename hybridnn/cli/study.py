@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -149,7 +150,7 @@ def run(
     if launcher is None:  # which may place the ranks on other nodes
         require_own_processor(study)
     on_this_node = launcher is None and not study.keys.in_process and not in_job(os.environ)
-    with StudyProgress(planned, on_this_node=on_this_node) as view:
+    with closing(StudyProgress(planned, on_this_node=on_this_node)) as view:
         outcomes = run_study(planned, view, limit=limit, jobs=jobs, accept_disturbed=accept_disturbed)
         view.summarize(outcomes)
     if any(outcome.status in FAILURES for outcome in outcomes):
@@ -209,6 +210,8 @@ def submit(
             _print_submission(submission)
         else:
             _print_submitted(submission, *submit_all(submission))
+        if submission.arrays and submission.is_timed and share_nodes:
+            print("warning: --share-nodes: other jobs on the nodes of the cells may disturb their times")
 
 
 @app.command("report")
@@ -306,13 +309,6 @@ def _print_submission(submission: Submission) -> None:
     commands = [submission.array_command(array) for array in submission.arrays]
     for command in [*commands, submission.report_command(["JOB"] * len(commands))]:
         print(f"$ {shlex.join(command)}")
-    _print_sharing(submission)
-
-
-def _print_sharing(submission: Submission) -> None:
-    """Print why cells that are timed do not ask for whole nodes."""
-    if submission.is_timed and submission.options.share_nodes:
-        print("warning: --share-nodes: other jobs on the nodes of the cells may disturb their times")
 
 
 def _print_queued(submission: Submission) -> None:
@@ -329,7 +325,6 @@ def _print_submitted(submission: Submission, jobs: Sequence[str], report: str) -
         cells = counted(len(array.cells), "cell")
         print(f"job {job}: {cells} on {counted(array.ranks, 'rank')}")
     print(f"job {report}: the report, when they have ended")
-    _print_sharing(submission)
     print(f"script and output in {submission.job_folder}")
 
 

@@ -6,7 +6,6 @@ import os
 import shlex
 from collections.abc import Sequence
 from time import monotonic
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from hybridnn.cli.output import make_console
@@ -30,14 +29,6 @@ class StudyProgress(StudyView):
         self._progress: Progress | None = None
         self._cells = self._done = 0
         self._start = monotonic()
-
-    def __enter__(self) -> StudyProgress:
-        """Return the view itself."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Remove the progress bar, after errors too."""
-        self._stop()
 
     def on_start(self, cells: int) -> None:
         """Print the number of cells to run, and start the bar."""
@@ -92,7 +83,7 @@ class StudyProgress(StudyView):
 
     def summarize(self, outcomes: Sequence[CellOutcome]) -> None:
         """Print the numbers of finished and held cells, and the failed cells with their folders."""
-        self._stop()
+        self.close()
         folder = self._run.folder
         states = [folder.state(cell.id).status for cell in self._run.chosen]
         finished, diverged = states.count("finished"), states.count("diverged")
@@ -110,7 +101,8 @@ class StudyProgress(StudyView):
     def _print(self, text: str) -> None:
         self._console.print(text, soft_wrap=True)
 
-    def _stop(self) -> None:
+    def close(self) -> None:
+        """Remove the progress bar."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None

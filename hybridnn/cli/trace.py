@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hybridnn.cli.options import OutputPicture, PictureFile, option
-from hybridnn.cli.output import (
-    choose_format,
-    new_table,
-    print_drawing,
-    require_width,
-    write_result,
-)
+from hybridnn.cli.output import choose_format, new_table, print_drawing, require_width, write_result
 from hybridnn.errors import DataError, SettingError
 
 if TYPE_CHECKING:
@@ -36,18 +30,6 @@ communicate  sending and receiving, and collectives that all ranks have reached
 bubble       idle time that the schedule itself costs
 wait         for messages and slower ranks
 overhead     loading and copying, and what lies between the instructions"""
-
-
-class TimeWindow(NamedTuple):
-    """The span of an epoch that is drawn, in seconds of the trace's clock, and its description.
-
-    If the user has `chosen` it, the breakdown is of the span too, else of the whole epoch.
-    """
-
-    start: float
-    stop: float
-    text: str
-    chosen: bool
 
 
 def trace(
@@ -76,14 +58,16 @@ def trace(
     picture = choose_format(output_format, out)
     require_width(width, picture)
     measured = _choose_epoch(run, read_trace(run), epoch)
-    window = _choose_window(measured, minibatches)
-    drawing = draw_epoch(measured, window.start, window.stop, window.text)
-    breakdowns = break_down(measured, window.start, window.stop) if window.chosen else break_down(measured)
+    start, stop, text = _choose_window(measured, minibatches)
+    drawing = draw_epoch(measured, start, stop, text)
+    # of the span that is drawn if the user has chosen it, else of the whole epoch
+    breakdowns = break_down(measured) if minibatches is None else break_down(measured, start, stop)
+    chosen = "" if minibatches is None else f"{text}, "
     write_result(
         picture,
         out,
-        lambda console: _print_trace(console, measured, drawing, window, breakdowns),
-        lambda: _facts(measured, drawing, window, breakdowns),
+        lambda console: _print_trace(console, measured, drawing, chosen, breakdowns),
+        lambda: _facts(measured, drawing, start, stop, breakdowns),
         lambda: drawing,
         PAGE if width is None else width,
     )
@@ -102,8 +86,8 @@ def _choose_epoch(run: Path, trace: Trace, number: int | None) -> Epoch:
     return measured
 
 
-def _choose_window(epoch: Epoch, text: str | None) -> TimeWindow:
-    """Return the span of the minibatches that the user chose, by numbers from 1, or of the first few."""
+def _choose_window(epoch: Epoch, text: str | None) -> tuple[float, float, str]:
+    """Start, stop and name of the minibatches that the user chose, by numbers from 1, or of the first few."""
     from hybridnn.runs.trace_breakdown import readable_minibatches, span_of_minibatches
 
     wanted, allowed = readable_minibatches(epoch), epoch.minibatches
@@ -114,11 +98,11 @@ def _choose_window(epoch: Epoch, text: str | None) -> TimeWindow:
             raise SettingError("--minibatches", text, f"a range within {allowed[0] + 1}-{allowed[-1] + 1}")
     first, last = wanted[0] + 1, wanted[-1] + 1
     which = f"minibatch {first}" if first == last else f"minibatches {first} to {last}"
-    return TimeWindow(*span_of_minibatches(epoch, wanted), f"{which} of {allowed[-1] + 1}", chosen=text is not None)
+    return *span_of_minibatches(epoch, wanted), f"{which} of {allowed[-1] + 1}"
 
 
 def _print_trace(
-    console: Console, epoch: Epoch, drawing: Drawing, window: TimeWindow, breakdowns: Sequence[Breakdown]
+    console: Console, epoch: Epoch, drawing: Drawing, chosen: str, breakdowns: Sequence[Breakdown]
 ) -> None:
     print_drawing(console, drawing, whole=True)
     console.print()
@@ -126,19 +110,21 @@ def _print_trace(
         console.print(
             f"the beginning of epoch {epoch.number} is not in the trace, which keeps the last events of a run"
         )
-    span = f"{window.text}, " if window.chosen else ""
-    console.print(f"seconds of epoch {epoch.number}, {span}which took {breakdowns[0].span:.4f}, and their shares")
+    console.print(f"seconds of epoch {epoch.number}, {chosen}which took {breakdowns[0].span:.4f}, and their shares")
     console.print(_table(epoch, breakdowns))
     console.print(EXPLANATION)
 
 
-def _facts(epoch: Epoch, drawing: Drawing, window: TimeWindow, breakdowns: Sequence[Breakdown]) -> dict[str, Any]:
+def _facts(
+    epoch: Epoch, drawing: Drawing, start: float, stop: float, breakdowns: Sequence[Breakdown]
+) -> dict[str, Any]:
     """All figures of a traced epoch, with minibatches, ranks and stages from 0 and times in seconds.
 
     Times of the drawing's boxes have its unit, from its start.
     """
-    from hybridnn.runs.trace_breakdown import sum_of
+    from hybridnn.runs.trace_breakdown import mean_of, sum_of
 
+    lanes = list(zip(epoch.ranks, breakdowns, strict=True))
     return {
         "method": epoch.layout.method,
         "epoch": epoch.number,
@@ -150,15 +136,17 @@ def _facts(epoch: Epoch, drawing: Drawing, window: TimeWindow, breakdowns: Seque
         "breakdown": {
             "seconds": breakdowns[0].span,
             "ranks": [
-                {"rank": rank, **lane.position._asdict(), **_parts(item)}
-                for rank, (lane, item) in enumerate(zip(epoch.ranks, breakdowns, strict=True))
+                {"rank": rank, **lane.position._asdict(), **_parts(item)} for rank, (lane, item) in enumerate(lanes)
             ],
-            "stages": [{"stage": number, **_parts(item)} for number, item in enumerate(_by_stage(epoch, breakdowns))],
+            "stages": [
+                {"stage": stage, **_parts(mean_of([item for lane, item in lanes if lane.position.stage == stage]))}
+                for stage in range(len(epoch.layout.stages))
+            ],
             "total": _parts(sum_of(breakdowns)),
         },
         "drawing": {
-            "from": window.start - epoch.start,
-            "to": window.stop - epoch.start,
+            "from": start - epoch.start,
+            "to": stop - epoch.start,
             "unit": drawing.unit,
             "rows": [
                 {"rank": rank, "label": row.label, "boxes": [vars(box) for box in row.boxes]}
@@ -166,16 +154,6 @@ def _facts(epoch: Epoch, drawing: Drawing, window: TimeWindow, breakdowns: Seque
             ],
         },
     }
-
-
-def _by_stage(epoch: Epoch, breakdowns: Sequence[Breakdown]) -> list[Breakdown]:
-    """Mean over the ranks of every stage."""
-    from hybridnn.runs.trace_breakdown import mean_of
-
-    return [
-        mean_of([item for lane, item in zip(epoch.ranks, breakdowns, strict=True) if lane.position.stage == stage])
-        for stage in range(len(epoch.layout.stages))
-    ]
 
 
 def _parts(item: Breakdown) -> dict[str, Any]:

@@ -7,21 +7,13 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.options import (
-    Config,
-    InProcess,
-    Key,
-    OutputFormat,
-    Overrides,
-    Ranks,
-    option,
-    setting_values,
-)
+from hybridnn.cli.options import Config, InProcess, Key, OutputFormat, Overrides, Ranks, option, setting_values
 from hybridnn.cli.output import print_settings
 from hybridnn.cli.ranks import first_rank_alone, launch_rank, on_ranks, reported_progress, require_one_way, start_ranks
 from hybridnn.errors import SettingError, one_line
@@ -149,7 +141,7 @@ def train(
         if request is None:
             return None
         run_settings, start = request
-        with TrainView(as_json=output_format == "json", quiet=quiet) as view:
+        with closing(TrainView(as_json=output_format == "json", quiet=quiet)) as view:
             return run_training(run_settings, view, start=start, forced=force)
 
     with reported_progress():

@@ -9,7 +9,6 @@ from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from hybridnn.cli.output import MISSING, make_console, new_grid, new_table, write_json
@@ -64,14 +63,6 @@ class TrainView(RunView):
     def _has_bar(self) -> bool:
         return self._console.is_terminal and (launch_rank() is None or self._bar_file is not None)
 
-    def __enter__(self) -> TrainView:
-        """Return the view itself."""
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        """Remove the progress bar, after errors too."""
-        self._stop_progress()
-
     def on_refused_table(self, settings: Settings) -> None:
         """Print the columns on standard error."""
         from hybridnn.cli.data import print_columns
@@ -115,7 +106,7 @@ class TrainView(RunView):
 
     def on_end(self, summary: RunSummary) -> None:
         """Print the final tables, or the JSON object."""
-        self._stop_progress()
+        self.close()
         speed = speed_of(summary.epochs)
         if self._as_json:
             best = summary.best
@@ -170,7 +161,8 @@ class TrainView(RunView):
             self._bar_file.write_text(drawn.get().rstrip("\n"), encoding="utf-8")
             self._drawn_at = monotonic()
 
-    def _stop_progress(self) -> None:
+    def close(self) -> None:
+        """Remove the progress bar."""
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
@@ -277,7 +269,8 @@ def epoch_table(
     pipelined = layout is not None and len(layout.stages) > 1
     times = ("samples\nper s", "compute\ns", "comm.\ns", *(["bubble\ns", "wait\ns"] if pipelined else []))
     table = new_table((), ("epoch", *quality, *times, "sent"), show_edge=False)
-    for record in _chosen_records(epochs, best):
+    every = -(-len(epochs) // MOST_ROWS)
+    for record in (it for it in epochs if it.epoch % every == 0 or it.epoch == 1 or it in (best, epochs[-1])):
         idle = _idle(record, layout, record.step // record.epoch).values()
         communication = (record.communication_seconds - sum(idle), *idle)
         table.add_row(
@@ -335,11 +328,6 @@ def _quality_rows(summary: RunSummary) -> list[tuple[str, str]]:
         name = f"{summary.evaluated} {summary.metric_name.partition(' ')[2]}"
     weights = f"{value} with the weights of epoch {summary.weights_epoch or last} of {last}"
     return [(name, best_text), (summary.metric_name, weights)]
-
-
-def _chosen_records(epochs: Sequence[EpochRecord], best: EpochRecord | None) -> list[EpochRecord]:
-    every = -(-len(epochs) // MOST_ROWS)
-    return [item for item in epochs if item.epoch % every == 0 or item.epoch == 1 or item in (best, epochs[-1])]
 
 
 def _figure(value: float | None) -> str:

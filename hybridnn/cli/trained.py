@@ -10,17 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from hybridnn.cli.options import (
-    Best,
-    Checkpoint,
-    Force,
-    InProcess,
-    ModelRanks,
-    OutputFormat,
-    Ranks,
-    RunFolder,
-    option,
-)
+from hybridnn.cli.options import Best, Checkpoint, Force, InProcess, ModelRanks, OutputFormat, Ranks, RunFolder, option
 from hybridnn.cli.output import make_console, new_grid, new_table, require_new_file, write_json
 from hybridnn.cli.ranks import first_rank_alone, on_ranks, require_one_way, start_ranks
 from hybridnn.errors import SettingError

@@ -189,7 +189,7 @@ def scatter_binomial(nbytes: int, ranks: int) -> RoundSequence:
 @algorithm("scatter", "linear")
 def scatter_linear(nbytes: int, ranks: int) -> RoundSequence:
     """The root sends every other rank its block: (p-1) alpha + n (p-1)/p beta."""
-    return (Rounds(from_root, 0, CommunicationCounts(ranks - 1, nbytes - _largest_block(nbytes, ranks))),)
+    return (Rounds(from_root, 0, CommunicationCounts(ranks - 1, nbytes - block_size(nbytes, ranks, 0))),)
 
 
 @algorithm("allgather", "ring")
@@ -198,7 +198,7 @@ def allgather_ring(nbytes: int, ranks: int) -> RoundSequence:
 
     All blocks are sent in every round, which takes as long as the largest.
     """
-    return (Rounds(shift, 1, CommunicationCounts(ranks - 1, (ranks - 1) * _largest_block(nbytes, ranks))),)
+    return (Rounds(shift, 1, CommunicationCounts(ranks - 1, (ranks - 1) * block_size(nbytes, ranks, 0))),)
 
 
 @algorithm("allgather", "recursive_doubling")
@@ -209,7 +209,7 @@ def allgather_recursive_doubling(nbytes: int, ranks: int) -> RoundSequence:
     through the subtrees instead.)
     """
     core = [(gap, CommunicationCounts(1, _doubled_bytes(nbytes, ranks, gap))) for gap in _core_gaps(ranks)]
-    return _folded(ranks, CommunicationCounts(1, _largest_block(nbytes, ranks)), core, CommunicationCounts(1, nbytes))
+    return _folded(ranks, CommunicationCounts(1, block_size(nbytes, ranks, 0)), core, CommunicationCounts(1, nbytes))
 
 
 @algorithm("allgather", "bruck")
@@ -241,7 +241,7 @@ def reduce_scatter_recursive_halving(nbytes: int, ranks: int) -> RoundSequence:
     """
     core = [(gap, _added(CommunicationCounts(1, _doubled_bytes(nbytes, ranks, gap)))) for gap in _core_gaps(ranks)]
     return _folded(
-        ranks, _added(CommunicationCounts(1, nbytes)), core, CommunicationCounts(1, _largest_block(nbytes, ranks))
+        ranks, _added(CommunicationCounts(1, nbytes)), core, CommunicationCounts(1, block_size(nbytes, ranks, 0))
     )
 
 
@@ -355,10 +355,6 @@ def _reducing(rounds: RoundSequence) -> RoundSequence:
 def _leading_bytes(nbytes: int, blocks: int, count: int) -> int:
     """Bytes of the first `count` of `blocks` blocks, which are the largest."""
     return block_bounds(nbytes, blocks, count - 1)[1] if count else 0
-
-
-def _largest_block(nbytes: int, blocks: int) -> int:
-    return block_size(nbytes, blocks, 0)
 
 
 def _doubled_bytes(nbytes: int, ranks: int, gap: int) -> int:

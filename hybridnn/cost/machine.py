@@ -71,10 +71,10 @@ class NetworkLink(_Piecewise):
     # in which the ranks of a message cannot compute; if unknown, `Overlap.hidden_fraction` tells how much overlaps
     overhead: MessageOverhead | None = None
 
-    def seconds(self, nbytes: float) -> float:
-        """Seconds from the call that sends a message to its arrival."""
+    def seconds(self, nbytes: float, flows: float = 1) -> float:
+        """Seconds from the call that sends a message to its arrival; `flows` messages share the bandwidth."""
         segment = self.segment(nbytes)
-        return segment.alpha_seconds + nbytes * segment.beta_seconds_per_byte
+        return segment.alpha_seconds + nbytes * segment.beta_seconds_per_byte * flows
 
 
 class CollectiveCost(_Piecewise):
@@ -387,9 +387,7 @@ class Machine(Section):
         """
         if not spans_nodes:
             return self.inside_node.seconds(nbytes)
-        segment = self.link(spans_nodes=True).segment(nbytes)
-        seconds = segment.alpha_seconds + nbytes * segment.beta_seconds_per_byte * flows
-        return max(seconds, self.link_seconds(nbytes, flows))
+        return max(self.link(spans_nodes=True).seconds(nbytes, flows), self.link_seconds(nbytes, flows))
 
     def link_seconds(self, nbytes: float, flows: float) -> float:
         """Seconds in which `flows` messages of a node occupy its link: their bytes at the speed of large messages."""

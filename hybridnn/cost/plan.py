@@ -388,16 +388,12 @@ class StepBounds:
             end += self._shortest_pass(stage, self._backward) + self._shortest_message(stage, gradients=True)
         return bound
 
-    @property
-    def _costs(self) -> StageCosts:
-        return self._costs_and_sums[0]
-
     @cached_property
-    def _costs_and_sums(self) -> tuple[StageCosts, dict[Hashable, float]]:
+    def _costs(self) -> StageCosts:
         layout, method = self.layout, METHODS[self.layout.method]
         if layout.chunks == 1 and not method.predicts:  # the instructions of all such methods cost the same
             layout = replace(layout, method="gpipe" if method.exact else "vanilla")
-        return _stage_costs(self.machine, self.workload, layout)
+        return _stage_costs(self.workload, layout, self.machine)
 
     @property
     def _backward(self) -> type[Backward] | type[InputGradient]:
@@ -466,8 +462,8 @@ class StepBounds:
 
     def _once(self, what: Hashable, stage: int, seconds: Callable[[], float]) -> float:
         """Seconds that equal stages, of all layouts with the same costs, have in common: computed once."""
-        costs, sums = self._costs_and_sums
-        key = what, self._backward, costs.equal_stages[stage]
+        sums = self._costs.sums
+        key = what, self._backward, self._costs.equal_stages[stage]
         if key not in sums:
             sums[key] = seconds()
         return sums[key]
@@ -488,10 +484,8 @@ class StepBounds:
         yield Update(0), 1
 
 
-@lru_cache(256)
-def _stage_costs(machine: Machine, workload: Workload, layout: Layout) -> tuple[StageCosts, dict[Hashable, float]]:
-    """Costs, and sums of them, for layouts that follow one another and differ only in the order of instructions."""
-    return StageCosts(workload, layout, machine), {}
+_stage_costs = lru_cache(256)(StageCosts)
+"""Costs that layouts which follow one another, and differ only in the order of instructions, have in common."""
 
 
 def reason_sentence(best: Prediction, other: Prediction | None) -> str:

@@ -40,6 +40,6 @@ class DrawnObject:
         write_picture(path, partial(picture_bytes, self.drawing, width=width))
 
     def _repr_svg_(self) -> str:
-        from hybridnn.drawing.picture import svg_text
+        from hybridnn.drawing.picture import picture_bytes
 
-        return svg_text(self.drawing)
+        return picture_bytes(self.drawing, "svg").decode()

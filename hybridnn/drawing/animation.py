@@ -28,7 +28,6 @@ from hybridnn.drawing.drawing import (
 from hybridnn.pipeline.schedules.compiled_schedule import MessageFlow
 from hybridnn.pipeline.schedules.instructions import Barrier, Forward, Recompute, Update
 from hybridnn.pipeline.schedules.methods import METHODS
-from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.pipeline.schedules.weight_policies import WeightRead
 from hybridnn.utils.text import to_json
 
@@ -98,13 +97,9 @@ class _Story:
     timeline: Timeline
     numbering: Numbering
 
-    @property
-    def schedule(self) -> Schedule:
-        return self.timeline.schedule
-
     def stage(self, stage: int) -> Stage:
         """What a stage holds within the time of the drawing."""
-        order, label = self.schedule.orders[stage], self.numbering.label
+        order, label = self.timeline.schedule.orders[stage], self.numbering.label
         plan = self.timeline.plans[stage]
         activations = ((label(item), *lifetime) for item, lifetime in plan.activation_lifetimes.items())
         inputs: Iterable[tuple[str, int, int]] = ()
@@ -120,7 +115,7 @@ class _Story:
 
     def messages(self) -> tuple[SentMessage, ...]:
         """Messages that are sent and used, by the time at which they are sent."""
-        flow = MessageFlow(self.schedule)
+        flow = MessageFlow(self.timeline.schedule)
         sent = {
             message: (item.start, item.end)
             for stage, items in enumerate(self.timeline.stages)

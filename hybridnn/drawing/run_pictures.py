@@ -48,8 +48,7 @@ def draw_epoch(epoch: Epoch, start: float, stop: float, what: str) -> Drawing:
         for rank, trace in enumerate(epoch.ranks)
     )
     stages = len(epoch.layout.stages)
-    title = f"{epoch.layout.method}, {counted(stages, 'stage')}, measured in epoch {epoch.number}"
-    title += f", {what}" * bool(what)
+    title = f"{epoch.layout.method}, {counted(stages, 'stage')}, measured in epoch {epoch.number}, {what}"
     return Drawing(title, rows, (stop - start) * MILLISECONDS, numbering.legend, "ms")
 
 
@@ -96,11 +95,8 @@ def _box(numbering: Numbering, event: Event, start: float, stop: float) -> Box:
 def _row_label(epoch: Epoch, rank: int) -> str:
     stage, batch_rank, model_rank = epoch.ranks[rank].position
     batch, model = epoch.layout.stages[stage]
-    return " ".join(
-        [f"stage {stage}"]
-        + ([f"batch {batch_rank}"] if batch > 1 else [])
-        + ([f"model {model_rank}"] if model > 1 else [])
-    )
+    names = [f"stage {stage}"] + [f"batch {batch_rank}"] * (batch > 1) + [f"model {model_rank}"] * (model > 1)
+    return " ".join(names)
 
 
 # -- simulated steps ---------------------------------------------------------------------------------------------------
@@ -137,14 +133,9 @@ def stages_shown(stages: int, most: int = MOST_ROWS) -> tuple[int, ...]:
 
 def _timed(step: SimulatedStep, stage: int) -> list[TimedInstruction]:
     own = step.times.program.of(stage)
+    starts, ends = ((times[own] * MILLISECONDS).tolist() for times in (step.times.starts, step.times.ends))
     return [
-        TimedInstruction(instruction, start, end, None)
-        for instruction, start, end in zip(
-            step.times.program.computations[own],
-            (step.times.starts[own] * MILLISECONDS).tolist(),
-            (step.times.ends[own] * MILLISECONDS).tolist(),
-            strict=True,
-        )
+        TimedInstruction(*item, None) for item in zip(step.times.program.computations[own], starts, ends, strict=True)
     ]
 
 

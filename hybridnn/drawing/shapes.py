@@ -92,7 +92,7 @@ class Picture:
         font = f'font-family="Helvetica, Arial, \'Liberation Sans\', sans-serif" font-size="{_px(FONT)}"'
         lines = [
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} {font} role="img">',
-            f"<title>{_text(self.title)}</title>",
+            f"<title>{escape(self.title, quote=False)}</title>",
             _dark_style(),
             *map(_element, (Rect(0, 0, self.width, self.height, "paper"), *self.shapes)),
             "</svg>",
@@ -140,7 +140,7 @@ def _dark_style() -> str:
 
 def _element(shape: Shape | ShapeGroup) -> str:
     if isinstance(shape, ShapeGroup):
-        title = f"<title>{_text(shape.title)}</title>" if shape.title else ""
+        title = f"<title>{escape(shape.title, quote=False)}</title>" if shape.title else ""
         between = "" if title else "\n"
         return f"<g>{between}{title}{between.join(map(_element, shape.shapes))}{between}</g>"
     if isinstance(shape, Rect):
@@ -164,7 +164,8 @@ def _element(shape: Shape | ShapeGroup) -> str:
         style += f' font-size="{_px(shape.size)}"'
     if shape.length:
         style += f' textLength="{_px(shape.length)}" lengthAdjust="spacingAndGlyphs"'
-    return f'<text{_colors(shape.color)} x="{_px(shape.x)}" y="{_px(shape.y)}"{style}>{_text(shape.text)}</text>'
+    start = f'<text{_colors(shape.color)} x="{_px(shape.x)}" y="{_px(shape.y)}"{style}>'
+    return f"{start}{escape(shape.text, quote=False)}</text>"
 
 
 def _colors(fill: str, stroke: str = "") -> str:
@@ -177,10 +178,6 @@ def _colors(fill: str, stroke: str = "") -> str:
 
 def _light(color: str) -> str:
     return NAMED_COLORS[color][0] if color in NAMED_COLORS else color
-
-
-def _text(text: str) -> str:
-    return escape(text, quote=False)
 
 
 def _px(value: float) -> str:

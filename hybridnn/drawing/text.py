@@ -12,15 +12,7 @@ from itertools import groupby
 
 from rich.text import Text
 
-from hybridnn.drawing.drawing import (
-    KINDS,
-    Box,
-    Drawing,
-    axis_ticks,
-    kinds_drawn,
-    longest_label,
-    readable_duration,
-)
+from hybridnn.drawing.drawing import KINDS, Box, Drawing, axis_ticks, kinds_drawn, longest_label, readable_duration
 
 IDLE = "."
 MOST_BANDS = 4  # most bands of a drawing that is wider than the page; the rest is left out

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import sys
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -89,7 +90,7 @@ def test_study_says_that_ranks_will_share_cores(
     planned = plan_study(load_study(tmp_path / "tiny.toml"), tmp_path / "out", "env {ranks}")
     for cores, on_this_node, expected in ((1, True, True), (2, True, False), (1, False, False)):
         monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
-        with StudyProgress(planned, on_this_node=on_this_node) as view:
+        with closing(StudyProgress(planned, on_this_node=on_this_node)) as view:
             view.on_start(2)
         warning = "warning: 2 ranks of 1 thread share 1 core of a node and take turns"
         assert (warning in capsys.readouterr().out) == expected
@@ -110,7 +111,7 @@ def test_study_says_beforehand_that_the_machine_is_busy(
     planned = plan_study(load_study(tmp_path / "tiny.toml"), tmp_path / "out", "env {ranks}")
     monkeypatch.setattr("os.cpu_count", lambda: 4)
     monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
-    with StudyProgress(planned, on_this_node=on_this_node) as view:
+    with closing(StudyProgress(planned, on_this_node=on_this_node)) as view:
         view.on_start(2)
     warning = "the machine is busy: load average 3.0, more than the 2 cores that 2 threads of a run leave free"
     assert (f"warning: {warning}: times will be disturbed\n" in capsys.readouterr().out) == expected
@@ -123,7 +124,7 @@ def test_repeats_of_disturbed_cells_are_shown_and_cells_of_others_are_counted_on
     first, second = planned.chosen
     write_run(planned.folder.cell(first.id))  # ended by the other process in the meantime
     held = [CellOutcome(cell, "held", reason="process 7 is running it") for cell in (first, second)]
-    with StudyProgress(planned, on_this_node=False) as view:
+    with closing(StudyProgress(planned, on_this_node=False)) as view:
         view.on_repeat(CellOutcome(first, "finished", disturbance=0.35), 1)
         view.summarize(held)
     lines = capsys.readouterr().out.splitlines()
@@ -225,7 +226,7 @@ def test_submit_prints_the_jobs_or_submits_them(study: Run, tmp_path: Path, monk
     assert (code, out) == (
         0,
         "job 7: 1 cell on 1 rank\njob 7: 1 cell on 2 ranks\njob 7: the report, when they have ended\n"
-        f"{shared}script and output in runs/studies/tiny/slurm/1\n",
+        f"script and output in runs/studies/tiny/slurm/1\n{shared}",
     )
     Path("squeue").write_text("#!/bin/sh\necho 7_0\necho 7_1\n")
     Path("squeue").chmod(0o755)

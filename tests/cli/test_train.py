@@ -6,6 +6,7 @@ import os
 import pty
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -65,7 +66,7 @@ def _epoch(epoch: int, accuracy: float | None = 0.5, **changes: float | None) ->
 
 def _play(view: TrainView, epochs: list[EpochRecord], part: str = "test") -> None:
     trainer: Any = SimpleNamespace(last_epoch=len(epochs), last_step=15 * len(epochs))
-    with view:
+    with closing(view):
         view.on_header(HEADER)
         for record in epochs:
             view.on_epoch_begin(trainer, record.epoch)

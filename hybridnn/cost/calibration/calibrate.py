@@ -15,11 +15,7 @@ import numpy as np
 from hybridnn.comm.agreement import broadcast_text
 from hybridnn.comm.mpi import library_version
 from hybridnn.comm.threads import cores_of_node, limit_blas_threads
-from hybridnn.cost.calibration.communication import (
-    measure_communication,
-    measure_overhead,
-    measure_overlap,
-)
+from hybridnn.cost.calibration.communication import measure_communication, measure_overhead, measure_overlap
 from hybridnn.cost.calibration.computation import ComputeError, StepTimer, calibrate_compute
 from hybridnn.cost.calibration.fit import LARGE_BYTES, FittedOperation, fit_operations, fit_overhead
 from hybridnn.cost.calibration.whole_steps import correct, measure_whole_steps

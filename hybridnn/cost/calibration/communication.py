@@ -23,6 +23,7 @@ from hybridnn.comm.group import Group, Request
 from hybridnn.comm.transport import HOST_BUCKETS
 from hybridnn.parallel.gradient_reduction import GradientReducer
 from hybridnn.parallel.grid import ProcessGrid
+from hybridnn.parallel.nodes import nodes_of_ranks
 
 Array = NDArray[np.float32]
 
@@ -191,12 +192,7 @@ def _seconds_of_trial(group: Group) -> float:
 
 def _nodes_of_ranks(grid: ProcessGrid) -> list[int]:
     """Node of every rank of the grid, numbered by the node's first rank."""
-    first = np.array([grid.rank], np.int64)
-    grid.node_group.broadcast(first)
-    nodes = np.zeros(grid.size, np.int64)
-    nodes[grid.rank] = first[0]
-    grid.world.allgather_rows(nodes)
-    return nodes.tolist()
+    return nodes_of_ranks(grid.world.comm) if grid.size > 1 else [0]
 
 
 def _time_cases(

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle, pairwise
 from math import ceil, prod
 from statistics import median
 from time import perf_counter
+from timeit import Timer
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -21,15 +23,7 @@ from numpy.typing import NDArray
 from hybridnn.comm.group import Group
 from hybridnn.cost.calibration.communication import before, sleeping_barrier
 from hybridnn.cost.calibration.fit import LinearFit, fit_linear, fit_noise
-from hybridnn.cost.machine import (
-    ActivationCost,
-    Compute,
-    ElementCost,
-    Machine,
-    NetworkLink,
-    PassCost,
-    Segment,
-)
+from hybridnn.cost.machine import ActivationCost, Compute, ElementCost, Machine, NetworkLink, PassCost, Segment
 from hybridnn.cost.prediction import UPDATE_RULES, Workload
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.nn.activations import ACTIVATIONS
@@ -60,20 +54,18 @@ LEAST_ROWS = 4  # samples of a microbatch: products with one are others, of a ma
 LEAST_STEPS = 6
 
 
-def draw_shape(generator: np.random.Generator) -> tuple[list[int], int]:
-    """Sizes of a network and samples of a minibatch, small enough to be timed quickly."""
+def draw_shape(
+    generator: np.random.Generator, most: float = MOST_MULTIPLY_ADDS, least: int = 1, least_samples: int = 1
+) -> tuple[list[int], int]:
+    """Sizes of a network, at least `least`, and samples of a minibatch, of at most so many multiply-adds."""
     while True:
         layers = int(generator.integers(*LAYERS, endpoint=True))
-        sizes = [_log_uniform(generator, *WIDTHS) for _ in range(layers)]
-        sizes.append(_log_uniform(generator, 1, WIDTHS[1]))
-        samples = _log_uniform(generator, *SAMPLES)
-        if multiply_adds(sizes, samples) <= MOST_MULTIPLY_ADDS:
+        drawn = [_log_uniform(generator, *WIDTHS) for _ in range(layers)] + [_log_uniform(generator, 1, WIDTHS[1])]
+        sizes = [max(size, least) for size in drawn]
+        samples = max(_log_uniform(generator, *SAMPLES), least_samples)
+        # of a forward and a backward pass
+        if 3 * samples * sum(inputs * outputs for inputs, outputs in pairwise(sizes)) <= most:
             return sizes, samples
-
-
-def multiply_adds(sizes: Sequence[int], samples: int) -> int:
-    """Multiply-adds of the products of a forward and a backward pass."""
-    return 3 * samples * sum(inputs * outputs for inputs, outputs in pairwise(sizes))
 
 
 def _log_uniform(generator: np.random.Generator, low: int, high: int) -> int:
@@ -132,8 +124,6 @@ def measure_passes(
 
 # -- element-wise work -----------------------------------------------------------------------------------------------
 
-Action = Callable[[], object]
-
 
 def measure_elements(
     dtype: str, budget_seconds: float, generator: np.random.Generator, ranks: Group
@@ -149,16 +139,10 @@ def measure_elements(
         elements = _log_uniform(generator, *SIZE_CLASSES[count // len(ELEMENT_KINDS) % len(SIZE_CLASSES)])
         if kind == "joining":
             elements = min(elements, MOST_JOINED_ELEMENTS)
-        action = _work(kind, elements, np.dtype(dtype), generator)
-        found[kind].append((elements, median(_rounds(lambda: _seconds_of(action), ELEMENT_SECONDS))))  # noqa: B023
+        time_once = partial(Timer(_work(kind, elements, np.dtype(dtype), generator)).timeit, 1)
+        found[kind].append((elements, median(_rounds(time_once, ELEMENT_SECONDS))))
         count += 1
     return dict(found)
-
-
-def _seconds_of(action: Action) -> float:
-    start = perf_counter()
-    action()
-    return perf_counter() - start
 
 
 def _normal(elements: int, dtype: np.dtype[Any], generator: np.random.Generator) -> NDArray[Any]:
@@ -166,7 +150,7 @@ def _normal(elements: int, dtype: np.dtype[Any], generator: np.random.Generator)
     return np.resize(generator.standard_normal(min(elements, 4096), dtype=dtype.type), elements)
 
 
-def _work(kind: str, elements: int, dtype: np.dtype[Any], generator: np.random.Generator) -> Action:
+def _work(kind: str, elements: int, dtype: np.dtype[Any], generator: np.random.Generator) -> Callable[[], object]:
     source, out = _normal(elements, dtype, generator), np.empty(elements, dtype)
     kind, _, name = kind.partition(" ")
     if kind == "packing":
@@ -253,9 +237,7 @@ def measure_steps(
     found: list[StepSample] = []
     end = perf_counter() + budget_seconds
     while len(found) < LEAST_STEPS or before(end, ranks):
-        sizes, batch_size = draw_shape(generator)
-        if multiply_adds(sizes, batch_size) > MOST_STEP_MULTIPLY_ADDS:
-            continue
+        sizes, batch_size = draw_shape(generator, MOST_STEP_MULTIPLY_ADDS)
         number = len(found)
         microbatches = min(MICROBATCHES[number % len(MICROBATCHES)], batch_size // LEAST_ROWS)
         optimizer = tuple(UPDATE_RULES)[number % len(UPDATE_RULES)]

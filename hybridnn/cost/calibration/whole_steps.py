@@ -18,15 +18,7 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from hybridnn.cost.calibration.communication import before
-from hybridnn.cost.calibration.computation import (
-    LEAST_ROWS,
-    StepCase,
-    StepSample,
-    StepTimer,
-    draw_shape,
-    in_steps,
-    multiply_adds,
-)
+from hybridnn.cost.calibration.computation import LEAST_ROWS, StepCase, StepSample, StepTimer, draw_shape, in_steps
 from hybridnn.cost.machine import CollectiveCost, Machine, NetworkLink
 from hybridnn.cost.prediction import UPDATE_RULES
 from hybridnn.cost.prediction.predict import epoch_seconds
@@ -64,10 +56,8 @@ def measure_whole_steps(grid: ProcessGrid, seconds: float, seed: int, time_step:
     found: list[StepSample] = []
     end = perf_counter() + seconds
     while len(found) < LEAST_STEPS or before(end, grid.world):
-        sizes, drawn = draw_shape(generator)
-        sizes, batch_size = [max(size, grid.size) for size in sizes], max(drawn, LEAST_ROWS * MICROBATCHES, grid.size)
-        if multiply_adds(sizes, batch_size) > MOST_MULTIPLY_ADDS:
-            continue
+        least_samples = max(LEAST_ROWS * MICROBATCHES, grid.size)
+        sizes, batch_size = draw_shape(generator, MOST_MULTIPLY_ADDS, grid.size, least_samples)
         number = len(found)
         choices = tuple(layouts(grid.size, len(sizes) - 1, grid.node_ranks))
         layout, optimizer = choices[number % len(choices)], tuple(UPDATE_RULES)[number % len(UPDATE_RULES)]

@@ -94,19 +94,12 @@ def run(program: CompiledSchedule, costs: StageCosts) -> ScheduleTimes:
 
 
 def _time(costs: StageCosts) -> _StepTimes:
-    return _time_exact(costs) if costs.layout.exact else _time_asynchronous(costs)
-
-
-def _time_exact(costs: StageCosts) -> _StepTimes:
-    times = run(compile_layout(costs.layout, 1), costs)
-    seconds = times.makespan
-    epoch = seconds * costs.workload.steps_per_epoch
-    return _StepTimes(seconds, epoch, times.program.schedule.orders, _receiving(times))
-
-
-def _time_asynchronous(costs: StageCosts) -> _StepTimes:
-    """Minibatches follow one another without end: a step is what one more of them adds."""
-    layout = costs.layout
+    """Times of a layout; where minibatches follow one another without end, a step is what one more of them adds."""
+    layout, steps = costs.layout, costs.workload.steps_per_epoch
+    if layout.exact:
+        times = run(compile_layout(layout, 1), costs)
+        seconds = times.makespan
+        return _StepTimes(seconds, seconds * steps, times.program.schedule.orders, _receiving(times))
     warm_up = 2 * len(layout.stages)
     short, long = (run(compile_layout(layout, count), costs) for count in (warm_up, 2 * warm_up))
     orders = tuple(
@@ -121,7 +114,6 @@ def _time_asynchronous(costs: StageCosts) -> _StepTimes:
     # Schedules of unlike length may end on different stages, which makes the difference inexact; a stage's work is a
     # lower bound.
     per_step = max(busiest, seconds_per_added_minibatch(short, long))
-    steps = costs.workload.steps_per_epoch
     if steps <= warm_up:
         epoch = run(compile_layout(layout, steps), costs).makespan
     else:

@@ -212,6 +212,7 @@ class StageCosts:
         self.hidden = 1.0 if any(map(any, self.overheads)) else machine.overlap.hidden_fraction
         self._equal_microbatches = (*layout.equal_microbatches(workload.batch_size), ALL_MICROBATCHES)
         self._predicts = METHODS[layout.method].predicts
+        self.sums: dict[Hashable, float] = {}  # those that `hybridnn.cost.plan.StepBounds` has added up
         self._breakdowns: dict[tuple[Any, ...], TimeBreakdown] = {}
         self._messages: dict[tuple[Channel, int], MessageTimes] = {}
 
@@ -243,14 +244,14 @@ class StageCosts:
         return self.groups.world.collective("barrier", 0).seconds
 
     def breakdown(self, stage: int, instruction: Instruction) -> TimeBreakdown:
-        """Breakdown of the duration of a computation."""
+        """Breakdown of the duration of a computation, with the Python around it."""
         kind, chunk, equal = type(instruction), instruction.chunk, self.equal_stages[stage]
         microbatch = self._equal_microbatches[instruction.microbatch]
         prediction = self._weight_prediction_seconds(stage, instruction) if self._predicts else 0.0
         key = (kind, equal, chunk, microbatch, prediction)
         if key not in self._breakdowns:
-            cost = _INSTRUCTION_COSTS[kind](self, equal, chunk, microbatch)
-            self._breakdowns[key] = cost + TimeBreakdown(overhead=prediction) if prediction else cost
+            python = TimeBreakdown(overhead=self.compute.instruction_seconds + prediction)
+            self._breakdowns[key] = _INSTRUCTION_COSTS[kind](self, equal, chunk, microbatch) + python
         return self._breakdowns[key]
 
     def loss_seconds(self, stage: int, instruction: Instruction) -> float:
@@ -325,10 +326,6 @@ class StageCosts:
         elements = self.chunks[stage][chunk].splits[-1].layer.outputs * samples
         return self.compute.loss(self.workload.classification).seconds(elements)
 
-    def _instruction(self) -> TimeBreakdown:
-        """Python around one instruction."""
-        return TimeBreakdown(overhead=self.compute.instruction_seconds)
-
     def _load(self, features: int, sample_bytes: int, samples: int) -> TimeBreakdown:
         """Gathering a microbatch's samples, or targets; or rank 0 gathers and distributes the minibatch."""
         is_local = self.workload.distribution == "local"
@@ -348,7 +345,7 @@ class StageCosts:
 
     def _forward(self, stage: int, chunk: int, microbatch: int) -> TimeBreakdown:
         samples, costs = self._samples(stage, microbatch), self.chunks[stage][chunk]
-        total = costs.forward(samples) + self._instruction()
+        total = costs.forward(samples)
         inputs, outputs = costs.splits[0].layer.inputs, costs.splits[-1].layer.outputs
         before, after = self.overheads[stage]
         if self._is_first(stage, chunk):
@@ -362,16 +359,15 @@ class StageCosts:
         return total
 
     def _recompute(self, stage: int, chunk: int, microbatch: int) -> TimeBreakdown:
-        return self.chunks[stage][chunk].forward(self._samples(stage, microbatch)) + self._instruction()
+        return self.chunks[stage][chunk].forward(self._samples(stage, microbatch))
 
     def _around_backward(self, stage: int, chunk: int, samples: int) -> TimeBreakdown:
         """The loss or the received gradient of the outputs, and the message with the gradient of the inputs."""
         costs, (before, after) = self.chunks[stage][chunk], self.overheads[stage]
-        total = self._instruction()
         if self._is_last(stage, chunk):
-            total += TimeBreakdown(self._loss_seconds(stage, chunk, samples))
+            total = TimeBreakdown(self._loss_seconds(stage, chunk, samples))
         else:
-            total += self._pack(costs.splits[-1].layer.outputs, samples, after)
+            total = self._pack(costs.splits[-1].layer.outputs, samples, after)
         if not self._is_first(stage, chunk):
             total += self._pack(costs.splits[0].layer.inputs, samples, before)
         return total
@@ -388,13 +384,13 @@ class StageCosts:
 
     def _weight_gradient(self, stage: int, chunk: int, microbatch: int) -> TimeBreakdown:
         samples = self._samples(stage, microbatch)
-        return self.chunks[stage][chunk].weight_gradient(samples, accumulate=microbatch > 0) + self._instruction()
+        return self.chunks[stage][chunk].weight_gradient(samples, accumulate=microbatch > 0)
 
     # -- gradient reduction and update -------------------------------------------------------------------------------
 
     def _reduce(self, stage: int, chunk: int, microbatch: int) -> TimeBreakdown:
         """All-reduce of all chunks' gradients; with overlap, during the last microbatch's backward pass."""
-        total = self._instruction()
+        total = TimeBreakdown()
         if self.layout.stages[stage][0] == 1:
             return total
         samples = self._samples(stage, self.layout.microbatches - 1)
@@ -410,9 +406,8 @@ class StageCosts:
 
     def _update(self, stage: int, chunk: int, microbatch: int) -> TimeBreakdown:
         updates = (self._group_update(stage, placement) for placement in replica_groups(self.layout, stage))
-        total = max(updates, key=lambda update: update.total)
-        total += self._instruction() + TimeBreakdown(overhead=self.compute.step_seconds)
-        return total + TimeBreakdown(communication=_seconds(self.loss_broadcast()))
+        around = TimeBreakdown(communication=_seconds(self.loss_broadcast()), overhead=self.compute.step_seconds)
+        return max(updates, key=lambda update: update.total) + around
 
     def _group_update(self, stage: int, placement: Placement) -> TimeBreakdown:
         """The update in a batch group with that placement."""
