@@ -29,6 +29,7 @@ from hybridnn.pipeline.layout import Layout
 DTYPE = "float32"
 MOST_MULTIPLY_ADDS = 8e8  # of a timed step
 MICROBATCHES = 4
+MOST_RANKS_WITH_SHARES = 64  # of every layer and minibatch; of more ranks, some have empty shares
 LEAST_STEPS = 12
 OUTLIER = 0.1  # relative error from which on a step counts less: it may have been disturbed
 MICROSECOND = 1e-6
@@ -54,10 +55,10 @@ def measure_whole_steps(grid: ProcessGrid, seconds: float, seed: int, time_step:
     """Time steps of random networks on all ranks in so many seconds; collective, with the same result on every rank."""
     generator = np.random.default_rng([seed, grid.size])
     found: list[StepSample] = []
+    least = min(grid.size, MOST_RANKS_WITH_SHARES)
     end = perf_counter() + seconds
     while len(found) < LEAST_STEPS or before(end, grid.world):
-        least_samples = max(LEAST_ROWS * MICROBATCHES, grid.size)
-        sizes, batch_size = draw_shape(generator, MOST_MULTIPLY_ADDS, grid.size, least_samples)
+        sizes, batch_size = draw_shape(generator, MOST_MULTIPLY_ADDS, least, max(LEAST_ROWS * MICROBATCHES, least))
         number = len(found)
         choices = tuple(layouts(grid.size, len(sizes) - 1, grid.node_ranks))
         layout, optimizer = choices[number % len(choices)], tuple(UPDATE_RULES)[number % len(UPDATE_RULES)]
