@@ -88,7 +88,7 @@ def test_names_of_settings_are_whole_at_any_width(
 
 def test_descriptions_are_those_of_the_fields() -> None:
     assert ROWS["training.batch_size"].description == "Samples of a minibatch, over all ranks."
-    adamw = "; of adamw: factor of the weights, times lr, subtracted from them."
+    adamw = "; of adamw, nadam: factor of the weights, times lr, subtracted from them."
     assert ROWS["optimizer.weight_decay"].description.endswith(adamw)
     for kind in (hybridnn.TrainConfig, hybridnn.SGD, hybridnn.Step, hybridnn.DeviceOptions, TableOptions):
         lines = inspect.getdoc(kind).splitlines()  # type: ignore[union-attr]
