@@ -106,23 +106,19 @@ def _mismatches(states: Mapping[int, RankState]) -> Iterator[StallFinding]:
                 calls[group.key][number][rank] = signature
     for (axis, members, _), by_number in sorted(calls.items()):
         different = [number for number, signatures in by_number.items() if len(set(signatures.values())) > 1]
-        if different:
-            number = min(different)
-            yield collective_mismatch(axis, parse_ranks(members), number, by_number[number])
-
-
-def collective_mismatch(axis: str, members: Sequence[int], number: int, signatures: Mapping[int, str]) -> StallFinding:
-    """Finding for members of a group that made different calls as collective `number` of the group."""
-    where = f"collective {number} of group {axis} ({name_ranks(members)})"
-    common = Counter(signatures.values()).most_common()
-    # Without a majority it is unknown which call is right, so all ranks are named.
-    usual = common[0][0] if common[0][1] > common[1][1] else None
-    odd = sorted(rank for rank, signature in signatures.items() if signature != usual)
-    calls = "; ".join(
-        f"{name_ranks(rank for rank, other in signatures.items() if other == signature)} called {signature}"
-        for signature, _ in sorted(common, key=lambda item: item[1])
-    )
-    return StallFinding("mismatch", tuple(odd), f"{where} is not the same call on all ranks: {calls}")
+        if not different:
+            continue
+        signatures = by_number[number := min(different)]
+        common = Counter(signatures.values()).most_common()
+        # Without a majority it is unknown which call is right, so all ranks are named.
+        usual = common[0][0] if common[0][1] > common[1][1] else None
+        odd = sorted(rank for rank, signature in signatures.items() if signature != usual)
+        called = "; ".join(
+            f"{name_ranks(rank for rank, other in signatures.items() if other == signature)} called {signature}"
+            for signature, _ in sorted(common, key=lambda item: item[1])
+        )
+        where = f"collective {number} of group {axis} ({name_ranks(parse_ranks(members))})"
+        yield StallFinding("mismatch", tuple(odd), f"{where} is not the same call on all ranks: {called}")
 
 
 class _Diagnosis:

@@ -70,7 +70,8 @@ class StallWatchdog:
     def __init__(
         self, recorder: Recorder, shared: SharedFolder, rank: int, size: int, processes: Sequence[Process] = ()
     ) -> None:
-        self._recorder, self._rank, self._size, self._ranks = recorder, rank, size, shared.ranks
+        folder, ranks = shared
+        self._recorder, self._rank, self._size, self._ranks = recorder, rank, size, ranks
         self._processes = tuple(processes)
         self._neighbours = {
             other: process
@@ -93,8 +94,8 @@ class StallWatchdog:
         self._write_error = ""
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        files = StallFiles(shared.folder, temporary=True)
-        self._departure = _DepartureNote(files, rank, size, shared.ranks, recorder.channels)
+        files = StallFiles(folder, temporary=True)
+        self._departure = _DepartureNote(files, rank, size, ranks, recorder.channels)
         self._write_departure = finalize(recorder, self._departure.write)
 
     @classmethod

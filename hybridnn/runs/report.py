@@ -109,6 +109,23 @@ class RunReport(Callback):
         if self._folder is not None:
             self._folder.diverge(error, ceil(error.step / self._minibatches))
 
+    def summarize(self, folder: Path, seconds: float, resumed_at: int, weights_epoch: int | None) -> RunSummary:
+        """Summary of a run that trained for `seconds` since step `resumed_at`; collective.
+
+        If epochs were evaluated on a validation split, the final weights are evaluated on the test split.
+        """
+        trainer, data, monitor = self._trainer, self._data, self._settings.training.monitor
+        epochs = list(trainer.history.epochs)
+        final = next((record for record in epochs if record.epoch == weights_epoch), epochs[-1])
+        part, accuracy, r2 = data.evaluated[0], final.validation_accuracy, final.validation_r2
+        evaluated = part
+        if part == "validation" and data.test_samples:
+            metrics = trainer.evaluate(data.test)
+            part, accuracy, r2 = "test", metrics.accuracy, metrics.r2
+        name, metric = (f"{part} R²", r2) if data.task == "regression" else (f"{part} accuracy", accuracy)
+        ends = trainer.step, resumed_at, weights_epoch
+        return RunSummary(str(folder), epochs, seconds, name, metric, *ends, evaluated, monitor)
+
     def finish(self, weights: dict[str, NDArray[Any]], summary: RunSummary) -> None:
         """Write the results, after the last epoch."""
         if self._folder is not None:
@@ -188,32 +205,6 @@ def _with_absolute_paths(settings: Settings, encoding: TableEncoding | None) -> 
     if encoding is not None:
         update |= {"inputs": encoding.columns, "targets": encoding.targets}
     return settings.model_copy(update={"data": settings.data.model_copy(update=update)})
-
-
-def summarize(
-    trainer: Trainer,
-    data: PlacedData,
-    folder: str,
-    seconds: float,
-    resumed_at: int,
-    weights_epoch: int | None,
-    monitor: str,
-) -> RunSummary:
-    """Summary of a run with this ``training.monitor`` that trained for `seconds` since step `resumed_at`; collective.
-
-    If epochs were evaluated on a validation split, the final weights are evaluated on the test split.
-    """
-    epochs = list(trainer.history.epochs)
-    final = next((record for record in epochs if record.epoch == weights_epoch), epochs[-1])
-    part, accuracy, r2 = data.evaluated[0], final.validation_accuracy, final.validation_r2
-    evaluated = part
-    if part == "validation" and data.test_samples:
-        metrics = trainer.evaluate(data.test)
-        part, accuracy, r2 = "test", metrics.accuracy, metrics.r2
-    name, metric = (f"{part} R²", r2) if data.task == "regression" else (f"{part} accuracy", accuracy)
-    return RunSummary(
-        folder, epochs, seconds, name, metric, trainer.step, resumed_at, weights_epoch, evaluated, monitor
-    )
 
 
 def draw_learning_curve(epochs: Sequence[EpochRecord], path: Path, evaluated: str = "test") -> None:

@@ -158,10 +158,7 @@ def training_settings(settings: Settings) -> dict[str, str]:
 
 
 def _require_same_training(old: Mapping[str, str], new: Mapping[str, str], *, forced: bool) -> None:
-    """Refuse new settings that change the training of the run: `SettingError` for the first one, with both values.
-
-    With `forced`, only the network, the optimizer, the precision and the size of the minibatches have to be the same.
-    """
+    """Refuse new settings that change the training; if `forced`, those of the network and `FIXED_SETTINGS` alone."""
     for name in old:
         now = new.get(name, "null")
         if now == old[name]:

@@ -232,14 +232,12 @@ def _draw_scaling(
     label: str,
     ideal: Iterable[tuple[Sequence[float], Sequence[float]]] = (),
 ) -> tuple[Figure, Axes]:
-    """Draw values of lines over ranks: with intervals as bars, predictions as open markers, and disturbed ones crossed.
-
-    Of lines that lie on each other every one can be seen: each has its dashes, and its place at the ranks.
-    """
+    """Draw values of lines over ranks: intervals as bars, predictions as open markers, and disturbed ones crossed."""
     from matplotlib.transforms import ScaledTranslation
 
     figure, (axes,) = column_figure(PANEL)
     for number, (line, points, expected) in enumerate(zip(lines, measured, predicted, strict=True)):
+        # Of lines that lie on each other every one can be seen: each has its dashes, and its place at the ranks.
         aside = ASIDE / 72 * ((number + 1) // 2) * (1 if number % 2 else -1)  # at the right, the left, further right …
         place = axes.transData + ScaledTranslation(aside, 0, figure.dpi_scale_trans)
         # The ninth line has the first colour again, with another marker.

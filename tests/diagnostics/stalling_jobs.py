@@ -22,7 +22,7 @@ import pydantic  # noqa: F401 - which every rank would import by itself
 from hybridnn.comm.group import Group, Request
 from hybridnn.comm.recorder import Recorder
 from hybridnn.diagnostics.failsafe import exit_now, install
-from hybridnn.diagnostics.stall_watchdog import Process, SharedFolder, StallWatchdog, start_of
+from hybridnn.diagnostics.stall_watchdog import Process, StallWatchdog, start_of
 
 FOR_EVER = 1000.0
 
@@ -46,7 +46,7 @@ class Rank:
         size = job.ranks if job.on_one_node else 2
         self.recorder = Recorder()
         self.world = Group(None, "world", self.recorder, members=range(size))
-        shared = SharedFolder(Path("notes"), tuple(range(job.ranks)))
+        shared = (Path("notes"), tuple(range(job.ranks)))
         numbers = self._meet("process", size) if job.knows_processes else ()
         processes = [Process(socket.gethostname(), number, start_of(number)) for number in numbers]
         self.watch = StallWatchdog(self.recorder, shared, number, size, processes)
@@ -56,7 +56,7 @@ class Rank:
         # Before a fault: rank 0 removes the notes of earlier runs, and a process that has ended cannot be watched.
         self._meet("ready", job.ranks)
         for _ in range(5):
-            self.world._finish(self.world._begin("allreduce", 800, np.dtype("float64"), reduction="sum"))
+            self.world._finish(self.world._begin("allreduce", np.zeros(100), reduction="sum"))
 
     def _meet(self, name: str, size: int) -> list[int]:
         """Wait until all ranks call this; returns the numbers of their processes."""
@@ -85,7 +85,7 @@ class Rank:
     def _started(self, operation: str, elements: int, until: Path | None = None) -> Request:
         reduction, root = ("sum", -1) if operation == "allreduce" else (None, 0)
         array = np.zeros(elements)
-        return self.world._start(operation, array.nbytes, lambda: [Pending(until)], (array,), root, reduction)
+        return self.world._started(self.world._begin(operation, array, root, reduction), [Pending(until)], (array,))
 
 
 class Pending:
