@@ -31,6 +31,7 @@ from hybridnn.training.config import OPTIONS, PIPELINE_OPTIONS, SETTING_NAMES, D
 from hybridnn.training.records import MONITORS
 from hybridnn.utils.checks import Count, OneOf, Range, Seed, description, refused, type_hints
 from hybridnn.utils.files import FileError, LargeIntegerError, parse_toml, read_toml
+from hybridnn.utils.plugins import package_note
 from hybridnn.utils.settings_models import (
     Counts,
     FieldsOf,
@@ -419,10 +420,6 @@ def _package_notes(settings: Settings) -> str:
         others["parallel.method"] = settings.parallel.method
     if type(settings.optimizer) not in optimizers():
         others["optimizer.name"] = settings.optimizer.name
-    if not others:
-        return ""
-    from hybridnn.utils.plugins import package_note
-
     return "".join(package_note(setting, name) for setting, name in others.items())
 
 

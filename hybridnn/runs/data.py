@@ -147,7 +147,11 @@ def place_data(
         ]
         memory.publish()
     train, validation, test = parts
-    described = loaded if grid.rank == 0 else None
+    described, warnings = loaded if grid.rank == 0 else None, list[str]()
+    if described is not None:
+        part, count = ("validation", samples[1]) if samples[1] else ("test", samples[2])
+        text = without_r2(part, described.task, count)
+        warnings += [*described.warnings, *[f"{described.name}: {text}"] * bool(text)]
     return PlacedData(
         train,
         validation,
@@ -161,16 +165,8 @@ def place_data(
         "" if generated else f"{facts.digest:0{2 * DIGEST_BYTES}x}",
         None if described is None else described.encoding,
         "" if described is None else described.task_reason,
-        () if described is None else (*described.warnings, *_without_r2(described, facts)),
+        tuple(warnings),
     )
-
-
-def _without_r2(data: Dataset, facts: _Facts) -> tuple[str, ...]:
-    part, samples = ("test", facts.test_samples)
-    if facts.validation_samples:
-        part, samples = ("validation", facts.validation_samples)
-    text = without_r2(part, data.task, samples)
-    return (f"{data.name}: {text}",) if text else ()
 
 
 def _untrained_classes(data: Dataset, train: Rows, test: Rows) -> str:

@@ -26,7 +26,7 @@ from hybridnn.pipeline.partition import microbatch_counts
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.runs.data import PlacedData
 from hybridnn.runs.folder import RunFolder
-from hybridnn.runs.records import LoadRecord, PredictedStep, RunHeader, RunSummary, RunView
+from hybridnn.runs.records import DivergedRecord, LoadRecord, PredictedStep, RunHeader, RunSummary, RunView
 from hybridnn.runs.resume import Resumed
 from hybridnn.runs.run_files import LEARNING_CURVE, STANDARDIZATION, TABLE, WEIGHTS
 from hybridnn.training.records import EpochRecord, EvaluationRecord, StepRecord
@@ -107,7 +107,7 @@ class RunReport(Callback):
     def diverge(self, error: NonFiniteLossError) -> None:
         """Write the last record of a run that diverged."""
         if self._folder is not None:
-            self._folder.diverge(error, ceil(error.step / self._minibatches))
+            self._folder.append(DivergedRecord(error.step, ceil(error.step / self._minibatches), error.what))
 
     def summarize(self, folder: Path, seconds: float, resumed_at: int, weights_epoch: int | None) -> RunSummary:
         """Summary of a run that trained for `seconds` since step `resumed_at`; collective.

@@ -25,8 +25,7 @@ from hybridnn.drawing.figures import (
     tidy,
 )
 from hybridnn.runs.run_files import Moment
-from hybridnn.study.accuracy import ComparedTraining, compare_trainings
-from hybridnn.study.answer import fastest_layouts
+from hybridnn.study.answer import ComparedTraining, compare_trainings, fastest_layouts
 from hybridnn.study.judgement import in_common_rounds
 from hybridnn.study.results import StudyPoint, StudyResults, fastest_by, mark_note, marked, point_name
 from hybridnn.study.scaling import (

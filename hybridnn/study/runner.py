@@ -32,6 +32,7 @@ from hybridnn.study.cells import Cell, CellPlan, make_cells
 from hybridnn.study.study_file import Study
 from hybridnn.study.study_folder import ENDED, SETTINGS, Failure, StudyFolder, reason_of_divergence
 from hybridnn.utils.files import read_tail
+from hybridnn.utils.processes import REPEAT_SECONDS
 
 WILDCARDS = "*?["
 GRACE = 10.0  # seconds between SIGTERM to a launcher and SIGKILL
@@ -39,7 +40,6 @@ CHECKPOINT_GRACE = 60.0  # seconds for a run to write a checkpoint before its la
 MOST_REPEATS = 2  # of a disturbed cell, or one whose launcher does not start
 NOT_LAUNCHED = 213  # of Open MPI, which has said why: on a busy machine its server may not start
 POLL_SECONDS = 0.02  # between two looks at a process and the signals
-TWICE_SECONDS = 1.0  # interval within which a repeated signal is ignored: a batch system may send it twice
 
 STDOUT, STDERR = "stdout.log", "stderr.log"
 ERROR_LINE = re.compile(r"Error\b|[A-Za-z_.]*(Error|Exception|Interrupt|Problem)\b.*:")
@@ -384,7 +384,7 @@ def _receiving_signals() -> Iterator[Signals]:
     def receive(number: int, frame: FrameType | None) -> None:
         nonlocal last
         before, last = last, monotonic()
-        if last - before > TWICE_SECONDS:
+        if last - before > REPEAT_SECONDS:
             signals.append(signal.Signals(number).name)
 
     is_main = threading.current_thread() is threading.main_thread()

@@ -52,14 +52,10 @@ repeats = 5                 # 3 or more for intervals
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 
-def _as_given(value: Any) -> Any:
-    """A value that the distribution checks which evaluates it."""
-    return value
-
-
-_Number = Annotated[Any, Checked(_as_given, "a number")]
-_Names = Annotated[Any, Checked(_as_given, "a list of texts")]
-_Tables = Annotated[Any, Checked(_as_given, "a list of tables")]
+# Values that the distribution checks which evaluates them.
+_Number = Annotated[Any, Checked(lambda value: value, "a number")]
+_Names = Annotated[Any, Checked(lambda value: value, "a list of texts")]
+_Tables = Annotated[Any, Checked(lambda value: value, "a list of tables")]
 
 
 def _settings_in_file(base: Any) -> Any:
