@@ -83,15 +83,12 @@ class RunReport(Callback):
         if resumed is not None:
             self._view.on_resume(resumed.checkpoint, resumed.problems)
 
-    def on_train_batch_end(self, trainer: TrainedNetwork, record: StepRecord) -> None:
-        """Write the record of a step."""
+    def on_train_batch_end(self, trainer: TrainedNetwork, record: StepRecord | EvaluationRecord) -> None:
+        """Write the record of a step, or of an evaluation."""
         if self._folder is not None:
             self._folder.append(record)
 
-    def on_evaluation(self, trainer: TrainedNetwork, record: EvaluationRecord) -> None:
-        """Write the record of an evaluation."""
-        if self._folder is not None:
-            self._folder.append(record)
+    on_evaluation = on_train_batch_end
 
     def on_epoch_end(self, trainer: TrainedNetwork, record: EpochRecord) -> None:
         """Write the records of an epoch."""

@@ -90,7 +90,12 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
                 raise checkpoints.stop_error(path)
             if trainer.step > first_step:
                 report.write_load(before, read_loads())
-        _write_last_checkpoint(checkpoints)
+        try:
+            checkpoints.end(trainer.progress)  # from which the finished run can be trained further
+        except EnvironmentProblem as error:
+            if grid.rank == 0:
+                warning = f"Warning: {error}; the run has ended well, but cannot be trained on"
+                print(warning, file=sys.stderr, flush=True)
         weights_epoch = None
         if settings.training.patience is not None:
             weights_epoch = restore_best_weights(trainer, path, monitor)
@@ -197,15 +202,6 @@ def _fit(
     if not checkpoints.stopped_by:
         checkpoints.finish()
     return perf_counter() - started
-
-
-def _write_last_checkpoint(checkpoints: Checkpoints) -> None:
-    """Write the checkpoint from which the finished run can be trained further; a failure is a warning only."""
-    try:
-        checkpoints.end(checkpoints.trainer.progress)
-    except EnvironmentProblem as error:
-        if checkpoints.trainer.grid.rank == 0:
-            print(f"Warning: {error}; the run has ended well, but cannot be trained on", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

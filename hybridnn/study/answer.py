@@ -13,7 +13,15 @@ from hybridnn.runs.quantities import RunFigures
 from hybridnn.runs.records import PredictedStep, RunHeader
 from hybridnn.runs.run_files import RunRecord
 from hybridnn.study.cells import Cell
-from hybridnn.study.judgement import Contrast, Judgement, fastest_of, judge
+from hybridnn.study.judgement import (
+    CONFIDENCE,
+    LEAST_REPEATS,
+    Contrast,
+    Judgement,
+    coverage_of_median,
+    fastest_of,
+    judge,
+)
 from hybridnn.study.results import StudyPoint, StudyResults, disturbed_text, host_values, point_name
 from hybridnn.study.scaling import (
     LAYOUT,
@@ -27,7 +35,6 @@ from hybridnn.study.scaling import (
     layout_name,
     times_as_fast,
 )
-from hybridnn.study.statistics import CONFIDENCE, LEAST_REPEATS, coverage_of_median
 from hybridnn.utils.text import counted, joined
 
 LEAST_LOSS = 0.01  # share of the ranks' time from which on a part is named

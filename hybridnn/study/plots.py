@@ -26,7 +26,7 @@ from hybridnn.drawing.figures import (
 )
 from hybridnn.runs.run_files import Moment
 from hybridnn.study.answer import ComparedTraining, compare_trainings, fastest_layouts
-from hybridnn.study.judgement import in_common_rounds
+from hybridnn.study.judgement import CONFIDENCE, LEAST_REPEATS, Estimate, in_common_rounds
 from hybridnn.study.results import StudyPoint, StudyResults, fastest_by, mark_note, marked, point_name
 from hybridnn.study.scaling import (
     LAYOUT,
@@ -43,7 +43,6 @@ from hybridnn.study.scaling import (
     training_of,
     weak_lines,
 )
-from hybridnn.study.statistics import CONFIDENCE, LEAST_REPEATS, Estimate
 from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:

@@ -24,14 +24,7 @@ from hybridnn.study.answer import (
     warnings_of,
 )
 from hybridnn.study.plots import draw_plots
-from hybridnn.study.results import (
-    CellResult,
-    StudyPoint,
-    StudyResults,
-    host_values,
-    mark_note,
-    marked,
-)
+from hybridnn.study.results import CellResult, StudyPoint, StudyResults, host_values, mark_note, marked
 from hybridnn.study.scaling import baseline_text, compare_points, times_as_fast
 from hybridnn.utils.files import TOML_BYTES, read_text, write_atomically
 

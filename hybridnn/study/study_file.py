@@ -118,8 +118,7 @@ class StudyFile(Conclusions):
         "layouts has a cell of one rank.",
     )
     margin: Positive | None = Field(
-        None,
-        description="Difference of the test metric to the baseline up to which a training costs nothing.",
+        None, description="Difference of the test metric to the baseline up to which a training costs nothing."
     )
     machine: FilePath | None = Field(
         None,
@@ -137,8 +136,7 @@ class StudyFile(Conclusions):
     )
     axes: Table = Field(description="Lists of values by axis. Every combination of values is a cell.")
     variants: dict[Name, Table] = Field(
-        default_factory=dict,
-        description="Settings by name. The names are an axis; `axes.variants` may choose some.",
+        default_factory=dict, description="Settings by name. The names are an axis; `axes.variants` may choose some."
     )
     reduced: _Reduced | None = Field(None, description="Changes for the short form of the study, `--reduced`.")
 
