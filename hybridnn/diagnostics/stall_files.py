@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from mpi4py import MPI
     from pydantic import TypeAdapter
 
-
 FOLDER = "stall"
 JOB = "job.json"
 ALARM = "alarm"

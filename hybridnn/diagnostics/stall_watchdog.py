@@ -45,7 +45,6 @@ from hybridnn.utils.text import format_ranks, parse_ranks
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-
 MIN_ANSWER_SECONDS = 2.0
 """Time for a rank to answer an alarm: its thread must be scheduled, and a file system must show its file."""
 
@@ -53,7 +52,6 @@ MIN_WAIT_SECONDS = 2.0  # time in a call after which a rank checks whether the r
 DEPARTURE_ANSWER_SECONDS = 5.0  # time for the states of the other ranks where the job cannot go on
 MAX_INTERVAL = 1.0  # seconds between two checks, at most
 BUSY_FACTOR = 10  # announced work may take so many times the limit
-
 
 STATE_FIELD, START_FIELD, EXIT_FIELD = 0, 19, 49  # fields of ``/proc/N/stat`` behind the name of the process
 

@@ -26,7 +26,6 @@ from hybridnn.utils.text import name_ranks
 if TYPE_CHECKING:
     from hybridnn.cost.machine import Machine
 
-
 ANY_TAG = -1
 
 

@@ -198,14 +198,10 @@ def _share_facts(own: _Facts, grid: ProcessGrid, is_local: bool) -> _Facts:
     if not is_local:
         return _Facts(*received.tolist())
     facts = own if own.train_samples else _Facts(*received.tolist())
-    require_same_data(grid.world, "data", lambda: _named(facts))
-    return facts
-
-
-def _named(facts: _Facts) -> dict[str, str]:
     named = {name.replace("train_", "training ").replace("_", " "): str(fact) for name, fact in facts._asdict().items()}
-    del named["digest"]
-    return named | {"digest of all samples": f"{facts.digest:x}"}
+    named["digest of all samples"] = f"{int(named.pop('digest')):x}"
+    require_same_data(grid.world, "data", lambda: named)
+    return facts
 
 
 def _fit_standardizer(

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from hybridnn.comm.recorder import Recorder
     from hybridnn.parallel.grid import ProcessGrid
 
-
 TRACE_BYTES = 1 << 30  # most bytes of a trace: about 80 ranks with all events that they keep, and minutes of parsing
 MOST_RANKS = 1 << 16  # most ranks of a trace
 MOST_MICROSECONDS = 2**53  # upper bound of the times in a trace: centuries

@@ -19,7 +19,6 @@ from hybridnn.utils.checks import REFUSED, Checked, Count, as_spelled, must_be_o
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-
 OTHER_KEYS = {"learning_rate": "lr"}
 """Keys of settings by the names that other programs give them."""
 UNKNOWN = "unknown"
