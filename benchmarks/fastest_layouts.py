@@ -19,10 +19,10 @@ import numpy as np
 import tomli_w
 
 from hybridnn.study.answer import Fastest, fastest_layouts
+from hybridnn.study.judgement import Estimate
 from hybridnn.study.results import StudyResults, read_results
 from hybridnn.study.runner import StudyView, plan_study, run_study
 from hybridnn.study.scaling import layout_name
-from hybridnn.study.statistics import Estimate
 from hybridnn.study.study_file import load_study
 
 LAYOUTS = ("batch", "model", "grid", "pipeline:1f1b")

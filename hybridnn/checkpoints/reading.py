@@ -194,10 +194,7 @@ def _problem_of(path: Path, entry: ArrayEntry) -> str:
 
 
 def _data_offset(path: Path, entry: ArrayEntry) -> int:
-    """Offset of the elements of an array in its file.
-
-    Raises ``OSError`` or ``ValueError`` if the file cannot be read, or is of another array than `entry`.
-    """
+    """Offset of an array's elements in its file; ``OSError`` or ``ValueError`` if it is not as in `entry`."""
     with open_regular(path) as file:
         shape, dtype, offset = read_npy_header(file)
     if (shape, dtype, offset + prod(shape) * dtype.itemsize) != (entry.shape, np.dtype(entry.dtype), entry.bytes):

@@ -410,10 +410,7 @@ class CheckpointWriter:
         return copy
 
     def _gather_whole_rows(self, shard: ArrayShard, rows: Sequence[slice], out: NDArray[Any]) -> None:
-        """Gather whole rows of a column-split matrix in `out`, so that a rank writes one contiguous range of a file.
-
-        Collective over the model group; `rows` are those that each of its ranks receives.
-        """
+        """Gather in `out` whole rows of a column-split matrix, which are contiguous in a file: `rows` on each rank."""
         group = self._model_group
         widths = block_sizes(out.shape[1], group.size)
         for rank, rank_rows in enumerate(rows):

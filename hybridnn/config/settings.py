@@ -29,8 +29,9 @@ from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import METHODS, too_few_stages
 from hybridnn.training.config import OPTIONS, PIPELINE_OPTIONS, SETTING_NAMES, DeviceOptions, TrainConfig
 from hybridnn.training.records import MONITORS
-from hybridnn.utils.checks import Count, OneOf, Range, Seed, description, refused, type_hints
+from hybridnn.utils.checks import BelowOne, Count, OneOf, Seed, description, refused, type_hints
 from hybridnn.utils.files import FileError, LargeIntegerError, parse_toml, read_toml
+from hybridnn.utils.plugins import package_note
 from hybridnn.utils.settings_models import (
     Counts,
     FieldsOf,
@@ -176,14 +177,10 @@ class DataSettings(Section):
     )
     rows: Annotated[Count | None, "Only the first training samples; none: all, 10,000 of synthetic."] = None
     standardize: Annotated[bool, "Shift and scale by the statistics of the training samples."] = True
-    test_fraction: Annotated[
-        float, Range(at_least=0, below=1), "Test samples, where the data have no test split; 0 trains on all."
-    ] = 0.2
+    test_fraction: Annotated[BelowOne, "Test samples, where the data have no test split; 0 trains on all."] = 0.2
     split_seed: Annotated[Seed | None, "Seed of test and validation samples, in place of training.seed."] = None
     validation_fraction: Annotated[
-        float,
-        Range(at_least=0, below=1),
-        "Training samples on which epochs are evaluated, in place of the test samples.",
+        BelowOne, "Training samples on which epochs are evaluated, in place of the test samples."
     ] = 0.0
     synthetic: Annotated[SyntheticSpec, FieldsOf(SyntheticSpec)] = SyntheticSpec()
 
@@ -419,10 +416,6 @@ def _package_notes(settings: Settings) -> str:
         others["parallel.method"] = settings.parallel.method
     if type(settings.optimizer) not in optimizers():
         others["optimizer.name"] = settings.optimizer.name
-    if not others:
-        return ""
-    from hybridnn.utils.plugins import package_note
-
     return "".join(package_note(setting, name) for setting, name in others.items())
 
 

@@ -106,23 +106,19 @@ def _mismatches(states: Mapping[int, RankState]) -> Iterator[StallFinding]:
                 calls[group.key][number][rank] = signature
     for (axis, members, _), by_number in sorted(calls.items()):
         different = [number for number, signatures in by_number.items() if len(set(signatures.values())) > 1]
-        if different:
-            number = min(different)
-            yield collective_mismatch(axis, parse_ranks(members), number, by_number[number])
-
-
-def collective_mismatch(axis: str, members: Sequence[int], number: int, signatures: Mapping[int, str]) -> StallFinding:
-    """Finding for members of a group that made different calls as collective `number` of the group."""
-    where = f"collective {number} of group {axis} ({name_ranks(members)})"
-    common = Counter(signatures.values()).most_common()
-    # Without a majority it is unknown which call is right, so all ranks are named.
-    usual = common[0][0] if common[0][1] > common[1][1] else None
-    odd = sorted(rank for rank, signature in signatures.items() if signature != usual)
-    calls = "; ".join(
-        f"{name_ranks(rank for rank, other in signatures.items() if other == signature)} called {signature}"
-        for signature, _ in sorted(common, key=lambda item: item[1])
-    )
-    return StallFinding("mismatch", tuple(odd), f"{where} is not the same call on all ranks: {calls}")
+        if not different:
+            continue
+        signatures = by_number[number := min(different)]
+        common = Counter(signatures.values()).most_common()
+        # Without a majority it is unknown which call is right, so all ranks are named.
+        usual = common[0][0] if common[0][1] > common[1][1] else None
+        odd = sorted(rank for rank, signature in signatures.items() if signature != usual)
+        called = "; ".join(
+            f"{name_ranks(rank for rank, other in signatures.items() if other == signature)} called {signature}"
+            for signature, _ in sorted(common, key=lambda item: item[1])
+        )
+        where = f"collective {number} of group {axis} ({name_ranks(parse_ranks(members))})"
+        yield StallFinding("mismatch", tuple(odd), f"{where} is not the same call on all ranks: {called}")
 
 
 class _Diagnosis:
@@ -180,26 +176,20 @@ class _Diagnosis:
 
     def network(self) -> Iterator[StallFinding]:
         """Hosts that do not acknowledge what ranks send to them."""
-        return self._hosts_apart(
-            {rank: state.silent_addresses for rank, state in self._states.items()},
-            "cannot be reached: nothing is acknowledged",
-            "do not reach each other: nothing is acknowledged",
-            "sent data again and again",
-        )
+        silent = {rank: state.silent_addresses for rank, state in self._states.items()}
+        verbs = "cannot be reached", "do not reach each other", "sent data again and again"
+        return self._hosts_apart(silent, *verbs, "nothing is acknowledged")
 
     def slow_network(self) -> Iterator[StallFinding]:
         """Hosts that have not yet acknowledged all that ranks sent to them."""
-        return self._hosts_apart(
-            {rank: state.waiting_addresses for rank, state in self._states.items()},
-            "is reached slowly: data is on its way",
-            "reach each other slowly: data is on its way",
-            "sent more than was acknowledged",
-        )
+        waiting = {rank: state.waiting_addresses for rank, state in self._states.items()}
+        verbs = "is reached slowly", "reach each other slowly", "sent more than was acknowledged"
+        return self._hosts_apart(waiting, *verbs, "data is on its way")
 
     def _hosts_apart(
-        self, addresses: Mapping[int, Sequence[str]], one: str, several: str, verb: str
+        self, addresses: Mapping[int, Sequence[str]], one: str, several: str, verb: str, why: str
     ) -> Iterator[StallFinding]:
-        """Findings about hosts with these addresses, by rank; texts about one host, several hosts and ranks."""
+        """Findings about hosts with these addresses, by rank; verbs of one host, several hosts and ranks, and why."""
         host_of = {address: state.host for state in self._states.values() for address in state.addresses}
         apart: defaultdict[frozenset[str], set[int]] = defaultdict(set)
         for rank, of_rank in addresses.items():
@@ -215,9 +205,9 @@ class _Diagnosis:
             others = sorted({other for pair in pairs for other in pair if other != host})
             ranks = sorted({rank for pair in pairs for rank in apart.pop(pair)})
             if is_alone:
-                text = f"host {host} {one} between it and {', '.join(others)}"
+                text = f"host {host} {one}: {why} between it and {', '.join(others)}"
             else:
-                text = f"hosts {', '.join(sorted([host, *others]))} {several}"
+                text = f"hosts {', '.join(sorted([host, *others]))} {several}: {why}"
             yield StallFinding("network", tuple(ranks), f"{text}; {name_ranks(ranks)} {verb}")
 
     def outside(self) -> Iterator[StallFinding]:

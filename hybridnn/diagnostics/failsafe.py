@@ -144,11 +144,7 @@ def _comes_true(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def _start_meeting(comm: Any, *, leaves: bool) -> tuple[Any, memoryview]:
-    """Start an all-reduce of two flags: whether any rank leaves, and whether any stays.
-
-    Ranks that leave with an error and ranks that make their process grid meet in the same collective, so that each of
-    them learns of the other kind.
-    """
+    """Start an all-reduce of two flags: whether any rank leaves with an error, and whether any makes its grid."""
     mpi: Any = sys.modules["mpi4py.MPI"]
     flags = mpi.Alloc_mem(2)
     flags[:] = bytes([leaves, not leaves])
@@ -305,7 +301,7 @@ def install() -> None:
     """
     if os.environ.get("HYBRIDNN_NO_ABORT") or getattr(sys.excepthook, "ends_the_job", False):
         return
-    previous, previous_thread = sys.excepthook, threading.excepthook
+    previous, previous_thread, process = sys.excepthook, threading.excepthook, os.getpid()
 
     def on_error(kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
         if previous is not sys.__excepthook__ or running_world() is None:
@@ -318,28 +314,21 @@ def install() -> None:
         if args.exc_value is not None and not issubclass(args.exc_type, SystemExit):
             abort_job(args.exc_value, f" in thread {args.thread.name if args.thread else '?'}")
 
-    on_error.ends_the_job = True  # type: ignore[attr-defined]  # marks the hook as installed
-    sys.excepthook = on_error
-    threading.excepthook = on_thread_error
-    sys.exit = RecordedExit(sys.exit)
-    os._exit = _AnnouncedExit()
-
-
-class _AnnouncedExit:
-    """``os._exit`` that prints the rank, its exit code and the line of the call."""
-
-    def __init__(self) -> None:
-        self._process = os.getpid()
-
-    def __call__(self, status: int) -> NoReturn:
-        """End the process at once."""
-        world = running_world() if os.getpid() == self._process else None
+    def announced_exit(status: int) -> NoReturn:
+        """``os._exit`` that prints the rank, its exit code and the line of the call."""
+        world = running_world() if os.getpid() == process else None
         if world is not None:
             left = f"rank {world.Get_rank()} of {world.Get_size()} left the job with exit code {status}"
             message = f"\n=== {left}, by os._exit at {frame_location(sys._getframe(1))} ===\n"
             with contextlib.suppress(OSError):
                 os.write(2, message.encode(errors="replace"))
         exit_now(status)
+
+    on_error.ends_the_job = True  # type: ignore[attr-defined]  # marks the hook as installed
+    sys.excepthook = on_error
+    threading.excepthook = on_thread_error
+    sys.exit = RecordedExit(sys.exit)
+    os._exit = announced_exit
 
 
 def code_location(file: str, line: int, function: str) -> str:

@@ -7,7 +7,7 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,8 +58,8 @@ def describe_hosts(group: Group) -> Hosts:
     return Hosts(
         names=tuple(nodes),
         ranks=tuple(map(len, nodes.values())),
-        processors=_distinct(facts["processor"] for facts in ranks),
-        cores=_distinct(facts["machine_cores"] for facts in ranks),
+        processors=tuple(dict.fromkeys(facts["processor"] for facts in ranks)),
+        cores=tuple(dict.fromkeys(facts["machine_cores"] for facts in ranks)),
         binding=describe_binding([(facts["machine_cores"], facts["cores"]) for facts in ranks]),
         launcher="one process" if is_in_process() else "" if launch is None else launch.launcher,
         blas=blas_library(),
@@ -91,10 +91,6 @@ def blas_library() -> str:
     pools = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
     found = {" ".join(str(pool[name]) for name in names if pool.get(name)) for pool in pools}
     return ", ".join(sorted(found)) or "unknown BLAS"
-
-
-def _distinct(values: Iterable[Any]) -> tuple[Any, ...]:
-    return tuple(dict.fromkeys(values))
 
 
 # -- load by processes of others ---------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from fnmatch import fnmatchcase
 from functools import cache
 from json import dumps
@@ -27,7 +27,6 @@ from hybridnn.utils.text import MAX_RANKS, parse_ranks
 if TYPE_CHECKING:
     from mpi4py import MPI
     from pydantic import TypeAdapter
-
 
 FOLDER = "stall"
 JOB = "job.json"
@@ -122,12 +121,8 @@ class StallFiles:
 # -- a folder for ranks without a run folder ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class SharedFolder:
-    """An empty folder, and the ranks of the grid that share it, this one among them."""
-
-    folder: Path
-    ranks: tuple[int, ...]
+SharedFolder = tuple[Path, tuple[int, ...]]
+"""An empty folder, and the ranks of the grid that share it, this one among them."""
 
 
 def create_shared_folder(world: MPI.Intracomm, node: MPI.Intracomm | None) -> SharedFolder:
@@ -146,8 +141,8 @@ def create_shared_folder(world: MPI.Intracomm, node: MPI.Intracomm | None) -> Sh
     for comm, parent in candidates:
         folder = None if comm is None else _create_for(comm, parent)
         if comm is not None and folder is not None:
-            return SharedFolder(folder, tuple(ranks_within(comm, world)))
-    return SharedFolder(_create(tempfile.gettempdir) or Path("hybridnn-stall"), (world.Get_rank(),))
+            return folder, tuple(ranks_within(comm, world))
+    return _create(tempfile.gettempdir) or Path("hybridnn-stall"), (world.Get_rank(),)
 
 
 def _create_for(comm: MPI.Intracomm, parent: Callable[[], str]) -> Path | None:

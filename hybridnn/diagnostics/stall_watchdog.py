@@ -45,7 +45,6 @@ from hybridnn.utils.text import format_ranks, parse_ranks
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-
 MIN_ANSWER_SECONDS = 2.0
 """Time for a rank to answer an alarm: its thread must be scheduled, and a file system must show its file."""
 
@@ -53,7 +52,6 @@ MIN_WAIT_SECONDS = 2.0  # time in a call after which a rank checks whether the r
 DEPARTURE_ANSWER_SECONDS = 5.0  # time for the states of the other ranks where the job cannot go on
 MAX_INTERVAL = 1.0  # seconds between two checks, at most
 BUSY_FACTOR = 10  # announced work may take so many times the limit
-
 
 STATE_FIELD, START_FIELD, EXIT_FIELD = 0, 19, 49  # fields of ``/proc/N/stat`` behind the name of the process
 
@@ -70,7 +68,8 @@ class StallWatchdog:
     def __init__(
         self, recorder: Recorder, shared: SharedFolder, rank: int, size: int, processes: Sequence[Process] = ()
     ) -> None:
-        self._recorder, self._rank, self._size, self._ranks = recorder, rank, size, shared.ranks
+        folder, ranks = shared
+        self._recorder, self._rank, self._size, self._ranks = recorder, rank, size, ranks
         self._processes = tuple(processes)
         self._neighbours = {
             other: process
@@ -93,8 +92,8 @@ class StallWatchdog:
         self._write_error = ""
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        files = StallFiles(shared.folder, temporary=True)
-        self._departure = _DepartureNote(files, rank, size, shared.ranks, recorder.channels)
+        files = StallFiles(folder, temporary=True)
+        self._departure = _DepartureNote(files, rank, size, ranks, recorder.channels)
         self._write_departure = finalize(recorder, self._departure.write)
 
     @classmethod

@@ -17,12 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hybridnn.in_process.buffers import Collective, Contribution, Flat, ReceiveBuffer, equal_bytes
-from hybridnn.in_process.communication_errors import (
-    BlockedRank,
-    CommunicationError,
-    DeadlockError,
-    describe_deadlock,
-)
+from hybridnn.in_process.communication_errors import BlockedRank, CommunicationError, DeadlockError, describe_deadlock
 from hybridnn.in_process.records import Line, Moment, Record, Site, calling_line, describe_line, draw_calls, message_of
 from hybridnn.in_process.scheduler import Scheduler
 from hybridnn.utils.checks import require_number
@@ -30,7 +25,6 @@ from hybridnn.utils.text import name_ranks
 
 if TYPE_CHECKING:
     from hybridnn.cost.machine import Machine
-
 
 ANY_TAG = -1
 

@@ -366,10 +366,7 @@ class Comm:
     def _contribution(
         self, sendbuf: Any, out: Flat | None, block: Flat | None = None, *, may_stay: bool = False
     ) -> Contribution:
-        """This rank's arguments, with a copy of what is sent; the receive buffer `out` is unreadable from now on.
-
-        `block` is sent where `sendbuf` is ``IN_PLACE``. With `may_stay`, some elements of `out` may not be received.
-        """
+        """This rank's arguments, with a copy of what is sent, which is `block` where `sendbuf` is ``IN_PLACE``."""
         in_place = block is not None and is_in_place(sendbuf)
         source = block if block is not None and in_place else flat_of(sendbuf)
         if out is not None and not in_place and np.may_share_memory(source, out):

@@ -36,7 +36,6 @@ from hybridnn.utils.text import command_argument
 AGREEMENT_SECONDS = 0.02  # approximate time between two agreements; at the end of an epoch there always is one
 MOST_STEPS = 1 << 16  # upper limit of the steps between two agreements
 
-
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT)
 INTERRUPTED = b"\ninterrupted: a checkpoint is written at the next step boundary; Ctrl-C again ends the run at once\n"
 

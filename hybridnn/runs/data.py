@@ -147,7 +147,11 @@ def place_data(
         ]
         memory.publish()
     train, validation, test = parts
-    described = loaded if grid.rank == 0 else None
+    described, warnings = loaded if grid.rank == 0 else None, list[str]()
+    if described is not None:
+        part, count = ("validation", samples[1]) if samples[1] else ("test", samples[2])
+        text = without_r2(part, described.task, count)
+        warnings += [*described.warnings, *[f"{described.name}: {text}"] * bool(text)]
     return PlacedData(
         train,
         validation,
@@ -161,16 +165,8 @@ def place_data(
         "" if generated else f"{facts.digest:0{2 * DIGEST_BYTES}x}",
         None if described is None else described.encoding,
         "" if described is None else described.task_reason,
-        () if described is None else (*described.warnings, *_without_r2(described, facts)),
+        tuple(warnings),
     )
-
-
-def _without_r2(data: Dataset, facts: _Facts) -> tuple[str, ...]:
-    part, samples = ("test", facts.test_samples)
-    if facts.validation_samples:
-        part, samples = ("validation", facts.validation_samples)
-    text = without_r2(part, data.task, samples)
-    return (f"{data.name}: {text}",) if text else ()
 
 
 def _untrained_classes(data: Dataset, train: Rows, test: Rows) -> str:
@@ -202,14 +198,10 @@ def _share_facts(own: _Facts, grid: ProcessGrid, is_local: bool) -> _Facts:
     if not is_local:
         return _Facts(*received.tolist())
     facts = own if own.train_samples else _Facts(*received.tolist())
-    require_same_data(grid.world, "data", lambda: _named(facts))
-    return facts
-
-
-def _named(facts: _Facts) -> dict[str, str]:
     named = {name.replace("train_", "training ").replace("_", " "): str(fact) for name, fact in facts._asdict().items()}
-    del named["digest"]
-    return named | {"digest of all samples": f"{facts.digest:x}"}
+    named["digest of all samples"] = f"{int(named.pop('digest')):x}"
+    require_same_data(grid.world, "data", lambda: named)
+    return facts
 
 
 def _fit_standardizer(

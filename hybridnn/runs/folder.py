@@ -25,7 +25,7 @@ import numpy as np
 
 from hybridnn.checkpoints.file_io import sync
 from hybridnn.checkpoints.folder import checkpoint_folders
-from hybridnn.errors import EnvironmentProblem, HybridnnError, NonFiniteLossError, SettingError
+from hybridnn.errors import EnvironmentProblem, HybridnnError, SettingError
 from hybridnn.runs.records import DivergedRecord, EndRecord, ResumeRecord, RunSummary
 from hybridnn.runs.run_files import (
     BEST_WEIGHTS,
@@ -111,10 +111,6 @@ class RunFolder(contextlib.AbstractContextManager["RunFolder"]):
             sync(self.path)  # the names of the files, before a line that says that they are there
         names = [field.name for field in fields(EndRecord)]
         self.append(EndRecord(**{name: getattr(summary, name) for name in names}))
-
-    def diverge(self, error: NonFiniteLossError, epoch: int) -> None:
-        """Add the last line of a run that diverged in `epoch`."""
-        self.append(DivergedRecord(error.step, epoch, error.what))
 
     def write_json(self, name: str, values: object) -> None:
         """Write a JSON file of the folder, atomically."""

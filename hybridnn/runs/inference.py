@@ -198,10 +198,7 @@ def _report(
 def _predicted(
     run: TrainedRun, grid: ProcessGrid, trainer: Trainer, rows: Rows | None, samples: int, targets: NDArray[Any] | None
 ) -> Iterator[tuple[slice, NDArray[Any]]]:
-    """Yield outputs of the network for blocks of the `rows` of rank 0, and which rows they are; collective.
-
-    Fills in `targets` on rank 0.
-    """
+    """Outputs for blocks of the `rows` of rank 0, and which rows they are; fills in `targets` there. Collective."""
     size = max(1, BLOCK_ELEMENTS // (run.features * trainer.batch_size)) * trainer.batch_size
     for first in range(0, samples, size):
         part = slice(first, min(first + size, samples))

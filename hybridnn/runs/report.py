@@ -26,7 +26,7 @@ from hybridnn.pipeline.partition import microbatch_counts
 from hybridnn.pipeline.schedules.methods import METHODS
 from hybridnn.runs.data import PlacedData
 from hybridnn.runs.folder import RunFolder
-from hybridnn.runs.records import LoadRecord, PredictedStep, RunHeader, RunSummary, RunView
+from hybridnn.runs.records import DivergedRecord, LoadRecord, PredictedStep, RunHeader, RunSummary, RunView
 from hybridnn.runs.resume import Resumed
 from hybridnn.runs.run_files import LEARNING_CURVE, STANDARDIZATION, TABLE, WEIGHTS
 from hybridnn.training.records import EpochRecord, EvaluationRecord, StepRecord
@@ -83,15 +83,12 @@ class RunReport(Callback):
         if resumed is not None:
             self._view.on_resume(resumed.checkpoint, resumed.problems)
 
-    def on_train_batch_end(self, trainer: TrainedNetwork, record: StepRecord) -> None:
-        """Write the record of a step."""
+    def on_train_batch_end(self, trainer: TrainedNetwork, record: StepRecord | EvaluationRecord) -> None:
+        """Write the record of a step, or of an evaluation."""
         if self._folder is not None:
             self._folder.append(record)
 
-    def on_evaluation(self, trainer: TrainedNetwork, record: EvaluationRecord) -> None:
-        """Write the record of an evaluation."""
-        if self._folder is not None:
-            self._folder.append(record)
+    on_evaluation = on_train_batch_end
 
     def on_epoch_end(self, trainer: TrainedNetwork, record: EpochRecord) -> None:
         """Write the records of an epoch."""
@@ -107,7 +104,24 @@ class RunReport(Callback):
     def diverge(self, error: NonFiniteLossError) -> None:
         """Write the last record of a run that diverged."""
         if self._folder is not None:
-            self._folder.diverge(error, ceil(error.step / self._minibatches))
+            self._folder.append(DivergedRecord(error.step, ceil(error.step / self._minibatches), error.what))
+
+    def summarize(self, folder: Path, seconds: float, resumed_at: int, weights_epoch: int | None) -> RunSummary:
+        """Summary of a run that trained for `seconds` since step `resumed_at`; collective.
+
+        If epochs were evaluated on a validation split, the final weights are evaluated on the test split.
+        """
+        trainer, data, monitor = self._trainer, self._data, self._settings.training.monitor
+        epochs = list(trainer.history.epochs)
+        final = next((record for record in epochs if record.epoch == weights_epoch), epochs[-1])
+        part, accuracy, r2 = data.evaluated[0], final.validation_accuracy, final.validation_r2
+        evaluated = part
+        if part == "validation" and data.test_samples:
+            metrics = trainer.evaluate(data.test)
+            part, accuracy, r2 = "test", metrics.accuracy, metrics.r2
+        name, metric = (f"{part} R²", r2) if data.task == "regression" else (f"{part} accuracy", accuracy)
+        ends = trainer.step, resumed_at, weights_epoch
+        return RunSummary(str(folder), epochs, seconds, name, metric, *ends, evaluated, monitor)
 
     def finish(self, weights: dict[str, NDArray[Any]], summary: RunSummary) -> None:
         """Write the results, after the last epoch."""
@@ -188,32 +202,6 @@ def _with_absolute_paths(settings: Settings, encoding: TableEncoding | None) -> 
     if encoding is not None:
         update |= {"inputs": encoding.columns, "targets": encoding.targets}
     return settings.model_copy(update={"data": settings.data.model_copy(update=update)})
-
-
-def summarize(
-    trainer: Trainer,
-    data: PlacedData,
-    folder: str,
-    seconds: float,
-    resumed_at: int,
-    weights_epoch: int | None,
-    monitor: str,
-) -> RunSummary:
-    """Summary of a run with this ``training.monitor`` that trained for `seconds` since step `resumed_at`; collective.
-
-    If epochs were evaluated on a validation split, the final weights are evaluated on the test split.
-    """
-    epochs = list(trainer.history.epochs)
-    final = next((record for record in epochs if record.epoch == weights_epoch), epochs[-1])
-    part, accuracy, r2 = data.evaluated[0], final.validation_accuracy, final.validation_r2
-    evaluated = part
-    if part == "validation" and data.test_samples:
-        metrics = trainer.evaluate(data.test)
-        part, accuracy, r2 = "test", metrics.accuracy, metrics.r2
-    name, metric = (f"{part} R²", r2) if data.task == "regression" else (f"{part} accuracy", accuracy)
-    return RunSummary(
-        folder, epochs, seconds, name, metric, trainer.step, resumed_at, weights_epoch, evaluated, monitor
-    )
 
 
 def draw_learning_curve(epochs: Sequence[EpochRecord], path: Path, evaluated: str = "test") -> None:

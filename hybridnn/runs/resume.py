@@ -16,7 +16,7 @@ from hybridnn.checkpoints.shards import array_shapes
 from hybridnn.checkpoints.writing import origin_of
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.mpi import running_ranks
-from hybridnn.config.settings import ParallelSettings, Settings, load_settings, stage_shapes
+from hybridnn.config.settings import Settings, load_settings, stage_shapes
 from hybridnn.errors import DataError, GridError, SettingError
 from hybridnn.nn.learning_rates import Cosine, WarmupLinear
 from hybridnn.pipeline.schedules.methods import METHODS
@@ -134,18 +134,14 @@ def settings_of_run(folder: Path, overrides: Sequence[str], ranks: int) -> Setti
         return settings
     given = {text.partition("=")[0].strip() for text in overrides}
     dropped = [f"parallel.{key}" for key in RESOLVED_KEYS if f"parallel.{key}" not in given]
-    if not {"parallel.pipeline", "parallel.stages"} & given and _redistributes_stages(parallel, ranks, given):
+    # Stages are chosen again if a method is given now, or they do not fit the ranks.
+    is_misfit = bool(ranks % (parallel.pipeline * parallel.model)) and METHODS[parallel.method].exact
+    chooses = is_misfit if parallel.pipeline > 1 else "parallel.method" in given
+    if chooses and not {"parallel.pipeline", "parallel.stages"} & given:
         dropped.append("parallel.pipeline")
         if ranks == parallel.model and "parallel.method" not in given:  # one stage has no method
             dropped.append("parallel.method")
     return load_settings(folder / CONFIG, overrides, ignored=moved + dropped)
-
-
-def _redistributes_stages(parallel: ParallelSettings, ranks: int, given: set[str]) -> bool:
-    """Whether the number of stages is chosen again: if a method is given now, or the stages do not fit the ranks."""
-    if parallel.pipeline == 1:
-        return "parallel.method" in given
-    return bool(ranks % (parallel.pipeline * parallel.model)) and METHODS[parallel.method].exact
 
 
 def training_settings(settings: Settings) -> dict[str, str]:
@@ -158,10 +154,7 @@ def training_settings(settings: Settings) -> dict[str, str]:
 
 
 def _require_same_training(old: Mapping[str, str], new: Mapping[str, str], *, forced: bool) -> None:
-    """Refuse new settings that change the training of the run: `SettingError` for the first one, with both values.
-
-    With `forced`, only the network, the optimizer, the precision and the size of the minibatches have to be the same.
-    """
+    """Refuse new settings that change the training; if `forced`, those of the network and `FIXED_SETTINGS` alone."""
     for name in old:
         now = new.get(name, "null")
         if now == old[name]:

@@ -25,7 +25,7 @@ from hybridnn.runs.callbacks import BestWeights, Checkpoints, Patience, StopSign
 from hybridnn.runs.data import PlacedData, place_data
 from hybridnn.runs.folder import RUNS, RunFolder, Start, resume_advice
 from hybridnn.runs.records import RunSummary, RunView, epochs_without_improvement
-from hybridnn.runs.report import RunReport, summarize
+from hybridnn.runs.report import RunReport
 from hybridnn.runs.resume import data_identity, resume, training_settings
 from hybridnn.runs.run_files import CHECKPOINTS, HISTORY, TRACE
 from hybridnn.runs.trace_file import write_trace
@@ -90,7 +90,12 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
                 raise checkpoints.stop_error(path)
             if trainer.step > first_step:
                 report.write_load(before, read_loads())
-        _write_last_checkpoint(checkpoints)
+        try:
+            checkpoints.end(trainer.progress)  # from which the finished run can be trained further
+        except EnvironmentProblem as error:
+            if grid.rank == 0:
+                warning = f"Warning: {error}; the run has ended well, but cannot be trained on"
+                print(warning, file=sys.stderr, flush=True)
         weights_epoch = None
         if settings.training.patience is not None:
             weights_epoch = restore_best_weights(trainer, path, monitor)
@@ -98,7 +103,7 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
             if settings.output.trace:
                 write_trace(None if folder is None else folder.path / TRACE, grid, trainer.layout)
             weights = trainer.weights()
-            summary = summarize(trainer, data, str(path), seconds, first_step, weights_epoch, monitor)
+            summary = report.summarize(path, seconds, first_step, weights_epoch)
             agree(grid.world, partial(report.finish, weights, summary))
     trainer.free()
     grid.disconnect()
@@ -107,10 +112,7 @@ def run_training(settings: Settings, view: RunView, *, start: Start = "new", for
 
 
 def _prepare(settings: Settings, view: RunView) -> tuple[Settings, PlacedData, Trainer]:
-    """Make the process grid, choose the device, load the data and make the trainer; collective.
-
-    The settings are returned with the layout and the device as they run.
-    """
+    """Make the grid and the trainer, and load the data; the settings with layout and device as they run. Collective."""
     settings = choose_parallel_settings(settings)
     grid = _make_grid(settings)
     device = resolve_device(settings.device, grid)  # before anything that takes long
@@ -148,13 +150,10 @@ def _prepare(settings: Settings, view: RunView) -> tuple[Settings, PlacedData, T
 
 
 def _reserve(trainer: Trainer, data: PlacedData, settings: Settings) -> None:
-    """Allocate the memory of a training, before anything is written.
-
-    All weights are gathered on every rank, and checkpoints are written from copies of its arrays.
-    """
+    """Allocate the memory of a training, before anything is written."""
     engine = trainer.engine
-    copies = trainer.model.parameters * engine.dtype.itemsize
-    if settings.training.checkpoint_every is not None:
+    copies = trainer.model.parameters * engine.dtype.itemsize  # all weights are gathered on every rank
+    if settings.training.checkpoint_every is not None:  # written from copies of its arrays
         copies += copies * (1 + len(trainer.optimizer.slot_names)) // trainer.grid.size
     engine.reserve(data.task, training=data.train_samples, forward=data.evaluated[2], copies=copies)
 
@@ -169,10 +168,7 @@ def _make_grid(settings: Settings) -> ProcessGrid:
 
 
 def _open_folder(settings: Settings, start: Start, grid: ProcessGrid) -> tuple[RunFolder | None, Path]:
-    """Open the run folder on rank 0; its path on every rank. Collective.
-
-    Raises `SettingError` on every rank if other nodes do not see it.
-    """
+    """The run folder, open on rank 0, and its path; collective. `SettingError` on all if other nodes do not see it."""
     name = settings.data.name or Path(settings.data.file or "run").stem
     wanted = Path(settings.output.folder or RUNS)
     if hosts := nodes_without(wanted, grid.world, grid.node_group):
@@ -206,15 +202,6 @@ def _fit(
     if not checkpoints.stopped_by:
         checkpoints.finish()
     return perf_counter() - started
-
-
-def _write_last_checkpoint(checkpoints: Checkpoints) -> None:
-    """Write the checkpoint from which the finished run can be trained further; a failure is a warning only."""
-    try:
-        checkpoints.end(checkpoints.trainer.progress)
-    except EnvironmentProblem as error:
-        if checkpoints.trainer.grid.rank == 0:
-            print(f"Warning: {error}; the run has ended well, but cannot be trained on", file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager

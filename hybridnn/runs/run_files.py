@@ -7,7 +7,7 @@ The history ``history.jsonl`` has one record per line, in order of time: those o
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from itertools import accumulate
@@ -52,6 +52,8 @@ RECORD_CLASSES: dict[str, type[Record]] = {
 }
 
 RecordClass = TypeVar("RecordClass", bound=Record)
+
+_adapter: Callable[[str], TypeAdapter[Any]] = cache(lambda kind: TypeAdapter(RECORD_CLASSES[kind]))
 
 
 class Moment(NamedTuple):
@@ -308,8 +310,3 @@ def _parse(line: bytes) -> Record:
         raise ValueError(f"kind = {kind!r}")
     record: Record = _adapter(kind).validate_json(to_json(values))
     return record
-
-
-@cache
-def _adapter(kind: str) -> TypeAdapter[Any]:
-    return TypeAdapter(RECORD_CLASSES[kind])

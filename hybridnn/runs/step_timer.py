@@ -17,7 +17,6 @@ from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.training.config import TrainConfig
 from hybridnn.training.data_split import make_split
 from hybridnn.training.device import TrainingDevice
-from hybridnn.training.engine import Engine
 from hybridnn.training.epoch import KINDS, EpochSteps
 from hybridnn.training.records import TrainingState
 
@@ -42,7 +41,16 @@ class TrainingTimer:
         pipeline, (batch, model) = len(case.layout.stages), case.layout.stages[0]
         several = case.layout.ranks > 1
         grid = ProcessGrid(pipeline=pipeline, batch=batch, model=model) if several else self._alone
-        engine = self._engine(case, grid)
+        config = TrainConfig(
+            case.model,
+            UPDATE_RULES[case.optimizer],
+            batch_size=case.batch_size,
+            dtype=case.dtype,
+            shared_replicas=case.layout.shared_replicas,
+            log_every=NEVER,
+        )
+        engine = TrainingDevice(NUMPY, "cpu", "").make_engine(config, grid, case.layout)
+        engine.load()
         generator = np.random.default_rng(0)
         samples, sizes = MINIBATCHES * case.batch_size, case.model.sizes
         x = generator.standard_normal((samples, sizes[0]))
@@ -61,20 +69,6 @@ class TrainingTimer:
         steps = max(STEPS, ceil(ROUND_SECONDS / _timed(train, grid, STEPS, instructions).seconds))
         rounds = [_timed(train, grid, steps, instructions) for _ in range(ROUNDS)]
         return sorted(rounds, key=lambda time: time.seconds)[ROUNDS // 2]
-
-    def _engine(self, case: StepCase, grid: ProcessGrid) -> Engine:
-        config = TrainConfig(
-            case.model,
-            UPDATE_RULES[case.optimizer],
-            batch_size=case.batch_size,
-            dtype=case.dtype,
-            shared_replicas=case.layout.shared_replicas,
-            log_every=NEVER,
-        )
-        device = TrainingDevice(NUMPY, "cpu", "")
-        engine = device.make_engine(config, grid, case.layout)
-        engine.load()
-        return engine
 
 
 def _timed(train: Callable[[int], None], grid: ProcessGrid, steps: int, instructions: int) -> StepTime:

@@ -73,6 +73,8 @@ def mean_of(breakdowns: Sequence[Breakdown]) -> Breakdown:
     return Breakdown(*(seconds / len(breakdowns) for seconds in sum_of(breakdowns).parts.values()))
 
 
+MESSAGES = ("send", "receive")
+
 _Message = tuple[bool, int, int, int]
 """Whether it carries gradients, the virtual stage it goes to, minibatch, microbatch."""
 
@@ -90,7 +92,7 @@ class _Partners:
             for event in trace.events:
                 if event.name == "send" and isinstance(event.about, Instruction):
                     self._sends[trace.position, self._message(trace.position.stage, event.about)].append(event.start)
-                elif _begins_collective(event):
+                elif event.kind == "communication" and event.name not in MESSAGES and "." not in event.name:
                     begun[event.axis].append(event.start)
 
     def send_time(self, rank: int, wait: Event) -> float:
@@ -108,10 +110,11 @@ class _Partners:
         # Counted from the end of the epoch, as its first events may have been dropped on some ranks.
         own = self._begun[rank][event.axis]
         number = len(own) - bisect_right(own, event.start) + 1
+        same = [at for at, axis in enumerate(("pipeline", "batch", "model")) if axis != event.axis]  # in its group
         begun = [
             self._begun[other][event.axis]
             for other, trace in enumerate(self._epoch.ranks)
-            if other == rank or _share_group(event.axis, position, trace.position)
+            if event.axis == "world" or all(position[at] == trace.position[at] for at in same)
         ]
         entries = [times[-number] for times in begun if number <= len(times)]
         return max((time for time in entries if time <= event.stop), default=event.start)
@@ -131,21 +134,6 @@ class _Partners:
         same_width = batch == widths[receiver.stage][0]
         for batch_rank in (receiver.batch_rank,) if same_width else range(batch):
             yield StagePosition(stage, batch_rank, receiver.model_rank % model)
-
-
-def _begins_collective(event: Event) -> bool:
-    return event.kind == "communication" and event.name not in ("send", "receive") and "." not in event.name
-
-
-def _share_group(axis: str, one: StagePosition, other: StagePosition) -> bool:
-    """Whether two ranks belong to the same group along an axis; False for other axes."""
-    if axis == "world":
-        return True
-    if axis == "pipeline":
-        return one[1:] == other[1:]
-    if axis == "batch":
-        return (one.stage, one.model_rank) == (other.stage, other.model_rank)
-    return axis == "model" and one[:2] == other[:2]
 
 
 def _of_rank(epoch: Epoch, rank: int, partners: _Partners, start: float, stop: float) -> Breakdown:
@@ -172,7 +160,7 @@ def _split(event: Event, rank: int, partners: _Partners) -> tuple[float, str, st
         return inf, "transfer_idle", "transfer_idle"
     if event.name == "barrier":
         return inf, "imbalance_idle", "imbalance_idle"
-    if event.name in ("send", "receive") or event.name.endswith(".test"):
+    if event.name in MESSAGES or event.name.endswith(".test"):
         return inf, "transfer", "transfer"
     return partners.last_entry(rank, event), "imbalance_idle", "transfer"
 

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import product
 from math import inf, isfinite
 from pathlib import Path
 from time import perf_counter
@@ -33,7 +34,6 @@ from hybridnn.utils.text import shown_path
 if TYPE_CHECKING:
     from hybridnn.comm.recorder import Recorder
     from hybridnn.parallel.grid import ProcessGrid
-
 
 TRACE_BYTES = 1 << 30  # most bytes of a trace: about 80 ranks with all events that they keep, and minutes of parsing
 MOST_RANKS = 1 << 16  # most ranks of a trace
@@ -123,16 +123,6 @@ class Trace:
         """Phases of training by number of the epoch, the first one before a drain."""
         phases = (event for event in trace.events if event.kind == "phase" and event.name == TRAINING)
         return {phase.about: phase for phase in phases if isinstance(phase.about, int)}
-
-
-def positions_of(stages: Sequence[tuple[int, int]]) -> tuple[StagePosition, ...]:
-    """Positions of all ranks on `stages` of (batch, model) ranks; model varies fastest, then batch, then pipeline."""
-    return tuple(
-        StagePosition(stage, batch_rank, model_rank)
-        for stage, (batch, model) in enumerate(stages)
-        for batch_rank in range(batch)
-        for model_rank in range(model)
-    )
 
 
 def _within(trace: RankTrace, start: float, stop: float) -> RankTrace:
@@ -280,7 +270,8 @@ def _gather(grid: ProcessGrid, text: bytes) -> list[bytes] | None:
 def _rank_traces(events: Sequence[Any], layout: Layout) -> Iterator[RankTrace]:
     if layout.ranks > MOST_RANKS:
         raise ValueError(f"{layout.ranks} ranks")
-    positions = positions_of(layout.stages)
+    # Model varies fastest, then batch, then pipeline.
+    positions = [StagePosition(n, *at) for n, shape in enumerate(layout.stages) for at in product(*map(range, shape))]
     found: list[list[Event]] = [[] for _ in positions]
     for event in events:
         if event["ph"] == "X":

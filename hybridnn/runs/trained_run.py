@@ -42,7 +42,7 @@ from hybridnn.runs.run_files import (
 )
 from hybridnn.training.records import MONITORS, EpochRecord
 from hybridnn.training.trainer import Trainer
-from hybridnn.utils.files import TOML_BYTES, FileError, read_json, read_npz
+from hybridnn.utils.files import TOML_BYTES, read_json, read_npz
 from hybridnn.utils.text import shown_path
 
 Array = NDArray[Any]
@@ -227,10 +227,9 @@ def _read_encoding(folder: Path) -> TableEncoding | None:
     path = folder / TABLE
     if not os.path.lexists(path):
         return None
+    values = read_json(path, TOML_BYTES)  # it names all columns, as the settings do
     try:
-        return TableEncoding.from_dict(read_json(path, TOML_BYTES))  # it names all columns, as the settings do
-    except FileError:
-        raise
+        return TableEncoding.from_dict(values)
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
 

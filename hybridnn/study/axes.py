@@ -14,7 +14,7 @@ from hybridnn.comm.launcher import BINDINGS
 from hybridnn.errors import GridError, SettingError
 from hybridnn.parallel.grid import fitting_grids
 from hybridnn.pipeline.schedules.methods import METHODS, find_method
-from hybridnn.utils.checks import must_be_one_of, require_whole
+from hybridnn.utils.checks import require_choice, require_whole
 from hybridnn.utils.settings_models import by_dotted_name
 
 # -- layouts -----------------------------------------------------------------------------------------------------------
@@ -200,12 +200,6 @@ def _find_axis(name: str) -> Axis:
     return Axis(name, name, _setting(name))
 
 
-def _check_binding(value: Any) -> Any:
-    if value not in BINDINGS:
-        raise SettingError("axes.binding", value, must_be_one_of(BINDINGS))
-    return value
-
-
 def _apply_nothing(settings: Table, value: Any, ranks: int) -> None:
     """Change no setting, for axes of ranks, their placement, and repetitions."""
 
@@ -284,7 +278,7 @@ _KNOWN_AXES = (
         "binding",
         "binding",
         _apply_nothing,
-        _check_binding,
+        lambda value: require_choice("axes.binding", value, BINDINGS),
         "Cores to which the launcher binds a rank: `'core'`, one for each of its threads; `'socket'`; `'none'`.",
     ),
     _numbers("seeds", "seed", "Values of `training.seed`.", _setting("training.seed"), least=0),

@@ -129,11 +129,7 @@ def _conclusions(study: Study, cells: tuple[Cell, ...]) -> dict[str, Any]:
 
 
 def _combinations(study: Study) -> Iterator[Combination]:
-    """The product of the axes, repetitions slowest, with the layouts of every number of ranks.
-
-    A choice of layouts stays in a combination for which it has none. The base of the speed-ups, one rank, comes first.
-    Raises `SettingError` for a grid that has none with any number of ranks, and for a family if it is the only choice.
-    """
+    """The product of the axes, repetitions slowest, with all layouts; the base of the speed-ups, one rank, is first."""
     used, unused = set[str](), dict[str, GridError]()
     axes = [(axis, values) for axis, values in study.axes if axis is not METHOD]
     labels, first = [axis.label for axis, _ in axes], {axis.label: values[0] for axis, values in axes}
@@ -154,7 +150,7 @@ def _combinations(study: Study) -> Iterator[Combination]:
             layouts = choice.layouts(_ranks_of(combination))
         except GridError as error:
             unused[choice.text] = error
-            yield combination
+            yield combination  # with the choice, which has no layout of so many ranks
         else:
             used.add(choice.text)
             for layout in layouts:

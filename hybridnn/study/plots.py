@@ -25,9 +25,8 @@ from hybridnn.drawing.figures import (
     tidy,
 )
 from hybridnn.runs.run_files import Moment
-from hybridnn.study.accuracy import ComparedTraining, compare_trainings
-from hybridnn.study.answer import fastest_layouts
-from hybridnn.study.judgement import in_common_rounds
+from hybridnn.study.answer import ComparedTraining, compare_trainings, fastest_layouts
+from hybridnn.study.judgement import CONFIDENCE, LEAST_REPEATS, Estimate, in_common_rounds
 from hybridnn.study.results import StudyPoint, StudyResults, fastest_by, mark_note, marked, point_name
 from hybridnn.study.scaling import (
     LAYOUT,
@@ -44,7 +43,6 @@ from hybridnn.study.scaling import (
     training_of,
     weak_lines,
 )
-from hybridnn.study.statistics import CONFIDENCE, LEAST_REPEATS, Estimate
 from hybridnn.utils.text import counted
 
 if TYPE_CHECKING:
@@ -232,14 +230,12 @@ def _draw_scaling(
     label: str,
     ideal: Iterable[tuple[Sequence[float], Sequence[float]]] = (),
 ) -> tuple[Figure, Axes]:
-    """Draw values of lines over ranks: with intervals as bars, predictions as open markers, and disturbed ones crossed.
-
-    Of lines that lie on each other every one can be seen: each has its dashes, and its place at the ranks.
-    """
+    """Draw values of lines over ranks: intervals as bars, predictions as open markers, and disturbed ones crossed."""
     from matplotlib.transforms import ScaledTranslation
 
     figure, (axes,) = column_figure(PANEL)
     for number, (line, points, expected) in enumerate(zip(lines, measured, predicted, strict=True)):
+        # Of lines that lie on each other every one can be seen: each has its dashes, and its place at the ranks.
         aside = ASIDE / 72 * ((number + 1) // 2) * (1 if number % 2 else -1)  # at the right, the left, further right …
         place = axes.transData + ScaledTranslation(aside, 0, figure.dpi_scale_trans)
         # The ninth line has the first colour again, with another marker.

@@ -13,17 +13,18 @@ from typing import Any
 
 from hybridnn.drawing.figures import COLUMN, figure_bytes
 from hybridnn.runs.quantities import RunFigures
-from hybridnn.study.accuracy import accuracy_note, accuracy_rows, compare_trainings
-from hybridnn.study.answer import TIMES, answers_of, conditions_text, fastest_layouts, warnings_of
-from hybridnn.study.plots import draw_plots
-from hybridnn.study.results import (
-    CellResult,
-    StudyPoint,
-    StudyResults,
-    host_values,
-    mark_note,
-    marked,
+from hybridnn.study.answer import (
+    TIMES,
+    accuracy_note,
+    accuracy_rows,
+    answers_of,
+    compare_trainings,
+    conditions_text,
+    fastest_layouts,
+    warnings_of,
 )
+from hybridnn.study.plots import draw_plots
+from hybridnn.study.results import CellResult, StudyPoint, StudyResults, host_values, mark_note, marked
 from hybridnn.study.scaling import baseline_text, compare_points, times_as_fast
 from hybridnn.utils.files import TOML_BYTES, read_text, write_atomically
 

@@ -18,8 +18,7 @@ from hybridnn.runs.quantities import RunFigures, TimeShares, figures_of, mean_sh
 from hybridnn.runs.records import RunHeader
 from hybridnn.runs.run_files import HISTORY, RunRecord, read_run
 from hybridnn.study.axes import NO_METHOD, REPEATED
-from hybridnn.study.judgement import Sample, fastest_of
-from hybridnn.study.statistics import Estimate, MeanDeviation, mean_and_deviation, median_of
+from hybridnn.study.judgement import Estimate, MeanDeviation, Sample, fastest_of, mean_and_deviation, median_of
 from hybridnn.study.study_file import conclusions_module
 from hybridnn.study.study_folder import ENDED, FAILURES, CellState, StudyFolder, StudyManifest, read_manifest
 from hybridnn.utils.text import counted

@@ -32,6 +32,7 @@ from hybridnn.study.cells import Cell, CellPlan, make_cells
 from hybridnn.study.study_file import Study
 from hybridnn.study.study_folder import ENDED, SETTINGS, Failure, StudyFolder, reason_of_divergence
 from hybridnn.utils.files import read_tail
+from hybridnn.utils.processes import REPEAT_SECONDS
 
 WILDCARDS = "*?["
 GRACE = 10.0  # seconds between SIGTERM to a launcher and SIGKILL
@@ -39,7 +40,6 @@ CHECKPOINT_GRACE = 60.0  # seconds for a run to write a checkpoint before its la
 MOST_REPEATS = 2  # of a disturbed cell, or one whose launcher does not start
 NOT_LAUNCHED = 213  # of Open MPI, which has said why: on a busy machine its server may not start
 POLL_SECONDS = 0.02  # between two looks at a process and the signals
-TWICE_SECONDS = 1.0  # interval within which a repeated signal is ignored: a batch system may send it twice
 
 STDOUT, STDERR = "stdout.log", "stderr.log"
 ERROR_LINE = re.compile(r"Error\b|[A-Za-z_.]*(Error|Exception|Interrupt|Problem)\b.*:")
@@ -239,10 +239,7 @@ def run_study(
 
 
 def _require_end(run: StudyRun, outcomes: Sequence[CellOutcome], *, others: bool) -> None:
-    """After a warning (SIGUSR1), raise `StoppedBySignal` if the next run of the study has something to continue.
-
-    That are the cells that were ended, if the study resumes cells, or the `others` that have not begun, if none was.
-    """
+    """After a warning (SIGUSR1), raise `StoppedBySignal` if the next run resumes a cell, or begins the `others`."""
     ended = [outcome for outcome in outcomes if outcome.status not in ENDED]
     if (ended and run.resumes) or (others and not ended):
         cells = [
@@ -255,10 +252,7 @@ def _require_end(run: StudyRun, outcomes: Sequence[CellOutcome], *, others: bool
 def _run_cell(
     run: StudyRun, cell: Cell, view: StudyView, repeats: int, limit: float | None, train: TrainCommand, signals: Signals
 ) -> CellOutcome:
-    """Run a cell unless another process does, repeat it while it is disturbed, and return its outcome.
-
-    A repeat runs beside the run that has ended, which stands if the repeat does not end or is disturbed no less.
-    """
+    """Run a cell unless another process does, repeat it while it is disturbed, and keep the least disturbed run."""
     try:
         lock = run.folder.lock(cell.id)
     except FolderInUse as busy:
@@ -342,14 +336,10 @@ def error_line(folder: Path) -> str:
 def _run_process(
     command: Sequence[str], folder: Path, limit: float | None, keep_open: int, signals: Signals, *, checkpoint: bool
 ) -> tuple[int, str]:
-    """Run a command to its end; its output goes to ``stdout.log`` and ``stderr.log`` in `folder`, which exists.
+    """Run a command; its exit code, negative for a signal, and what ended it: empty, `LIMIT`, or one of the `signals`.
 
-    It is ended after `limit` seconds, and by the first of the `signals`; where it can write a `checkpoint`, it is sent
-    SIGUSR1 and given time first. Another signal meanwhile shortens the wait. The command inherits the file descriptor
-    `keep_open`: a lock on it lasts as long as the command, even if this process is killed.
-
-    Returns the exit code, negative for a signal, and what ended it: empty, `LIMIT`, or the signal. Raises
-    `EnvironmentProblem` if the command cannot be started.
+    Where it can write a `checkpoint`, it is sent SIGUSR1 and given time before it is ended; another signal meanwhile
+    shortens the wait. It inherits the descriptor `keep_open`: a lock on it lasts as long as the command.
     """
     for name in (STDOUT, STDERR):
         (folder / name).unlink(missing_ok=True)  # a link would lead to a file elsewhere
@@ -394,7 +384,7 @@ def _receiving_signals() -> Iterator[Signals]:
     def receive(number: int, frame: FrameType | None) -> None:
         nonlocal last
         before, last = last, monotonic()
-        if last - before > TWICE_SECONDS:
+        if last - before > REPEAT_SECONDS:
             signals.append(signal.Signals(number).name)
 
     is_main = threading.current_thread() is threading.main_thread()

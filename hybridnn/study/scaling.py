@@ -10,9 +10,8 @@ from hybridnn.cost.prediction.times import parts_of_efficiency
 from hybridnn.runs.quantities import figures_of
 from hybridnn.runs.run_files import RunRecord
 from hybridnn.study.axes import has_values
-from hybridnn.study.judgement import Judgement, judge
+from hybridnn.study.judgement import Estimate, Judgement, judge
 from hybridnn.study.results import FOLDER, CellResult, Key, StudyPoint, StudyResults, fastest_by, point_name
-from hybridnn.study.statistics import Estimate
 from hybridnn.utils.text import counted
 
 LAYOUT = frozenset({"ranks", "nodes", "grid", "method"})

@@ -52,14 +52,10 @@ repeats = 5                 # 3 or more for intervals
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 
 
-def _as_given(value: Any) -> Any:
-    """A value that the distribution checks which evaluates it."""
-    return value
-
-
-_Number = Annotated[Any, Checked(_as_given, "a number")]
-_Names = Annotated[Any, Checked(_as_given, "a list of texts")]
-_Tables = Annotated[Any, Checked(_as_given, "a list of tables")]
+# Values that the distribution checks which evaluates them.
+_Number = Annotated[Any, Checked(lambda value: value, "a number")]
+_Names = Annotated[Any, Checked(lambda value: value, "a list of texts")]
+_Tables = Annotated[Any, Checked(lambda value: value, "a list of tables")]
 
 
 def _settings_in_file(base: Any) -> Any:
@@ -122,8 +118,7 @@ class StudyFile(Conclusions):
         "layouts has a cell of one rank.",
     )
     margin: Positive | None = Field(
-        None,
-        description="Difference of the test metric to the baseline up to which a training costs nothing.",
+        None, description="Difference of the test metric to the baseline up to which a training costs nothing."
     )
     machine: FilePath | None = Field(
         None,
@@ -141,8 +136,7 @@ class StudyFile(Conclusions):
     )
     axes: Table = Field(description="Lists of values by axis. Every combination of values is a cell.")
     variants: dict[Name, Table] = Field(
-        default_factory=dict,
-        description="Settings by name. The names are an axis; `axes.variants` may choose some.",
+        default_factory=dict, description="Settings by name. The names are an axis; `axes.variants` may choose some."
     )
     reduced: _Reduced | None = Field(None, description="Changes for the short form of the study, `--reduced`.")
 

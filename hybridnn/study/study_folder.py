@@ -21,14 +21,7 @@ from hybridnn.runs.folder import FolderLock
 from hybridnn.runs.run_files import CHECKPOINTS, HISTORY, read_divergence, run_status
 from hybridnn.study.cells import Cell, CellPlan
 from hybridnn.study.study_file import Study
-from hybridnn.utils.files import (
-    JSON_BYTES,
-    FileError,
-    read_bytes,
-    read_json,
-    replace_atomically,
-    write_atomically,
-)
+from hybridnn.utils.files import JSON_BYTES, FileError, read_bytes, read_json, replace_atomically, write_atomically
 from hybridnn.utils.settings_models import by_dotted_name, first_problem
 from hybridnn.utils.text import counted, shown_path, to_json
 

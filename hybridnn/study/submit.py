@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count, groupby
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from hybridnn.study.study_file import Study, ready_studies
 from hybridnn.study.study_folder import StudyFolder, write_json
 from hybridnn.utils.files import TOML_BYTES, FileError, read_json, read_text, shipped_folder, write_atomically
 from hybridnn.utils.processes import run_child
-from hybridnn.utils.text import counted
+from hybridnn.utils.text import counted, format_numbers
 
 SCRIPT = "study_array.sbatch"
 COPY = "study.toml"
@@ -71,7 +71,7 @@ class CellArray:
 
     def arguments(self) -> list[str]:
         """Return array and placement as arguments of sbatch."""
-        arguments = [f"--array={format_indices(self.indices)}"]
+        arguments = [f"--array={format_numbers(self.indices).replace(' ', '')}"]
         arguments += [f"--nodes={self.placement.nodes}"] if self.placement.nodes else []
         arguments += [f"--ntasks={self.ranks}"]
         per_node = self.placement.ranks_per_node
@@ -171,15 +171,6 @@ def submit(submission: Submission) -> tuple[list[str], str]:
         record.append({"job": jobs[-1], "cells": dict(zip(map(str, array.indices), names, strict=True))})
         write_json(submission.job_folder / JOBS, {"arrays": record})
     return jobs, _run_sbatch(submission.report_command(jobs), jobs)
-
-
-def format_indices(numbers: Sequence[int]) -> str:
-    """Rising numbers in the format of sbatch: ``0-3,7``."""
-    spans = []
-    for _, group in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
-        span = [number for _, number in group]
-        spans.append(f"{span[0]}-{span[-1]}" if len(span) > 1 else str(span[0]))
-    return ",".join(spans)
 
 
 def fill_in_script(script: str, values: Mapping[str, str]) -> str:

@@ -281,34 +281,30 @@ def read_npz(path: Path | str) -> dict[str, NDArray[Any]]:
 
     Raises `DataError` if the file is missing, damaged, larger than the memory, or not an ``.npz`` of plain arrays.
     """
-    with _opened(path) as stream:
-        return _read_npz(stream, shown_path(path))
-
-
-def _read_npz(stream: BinaryIO, name: str) -> dict[str, NDArray[Any]]:
     key = "the file"
-    try:
-        if not zipfile.is_zipfile(stream):  # numpy.load would accept an .npy file or a pickle
-            raise DataError(f"{name}: not an .npz file (numpy.savez writes them)")
-        arrays, size = {}, os.fstat(stream.fileno()).st_size
-        with warnings.catch_warnings(), zipfile.ZipFile(stream) as archive:
-            warnings.simplefilter("ignore")  # about headers of Python 2, and unusual ones
-            members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
-            for key, member in members.items():  # noqa: B007 - for the error message
-                with archive.open(member) as file:
-                    _check_header(file, member, size)
-            key, memory = "the file", memory_bytes()
-            if (total := sum(member.file_size for member in members.values())) > memory:
-                raise ValueError(f"its arrays take {total:,} bytes, and this machine has {memory:,}")
-            for key, member in members.items():
-                with archive.open(member) as file:
-                    arrays[key] = np.lib.format.read_array(file, allow_pickle=False)
-        return arrays
-    except DataError:
-        raise
-    except Exception as error:  # zipfile and NumPy raise many kinds of errors on damaged bytes
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise DataError(f"{name}: cannot read {printable(key, 80)}: {reason[:200]}") from error
+    with _opened(path) as stream:
+        try:
+            if not zipfile.is_zipfile(stream):  # numpy.load would accept an .npy file or a pickle
+                raise DataError(f"{shown_path(path)}: not an .npz file (numpy.savez writes them)")
+            arrays, size = {}, os.fstat(stream.fileno()).st_size
+            with warnings.catch_warnings(), zipfile.ZipFile(stream) as archive:
+                warnings.simplefilter("ignore")  # about headers of Python 2, and unusual ones
+                members = {member.filename.removesuffix(".npy"): member for member in archive.infolist()}
+                for key, member in members.items():  # noqa: B007 - for the error message
+                    with archive.open(member) as file:
+                        _check_header(file, member, size)
+                key, memory = "the file", memory_bytes()
+                if (total := sum(member.file_size for member in members.values())) > memory:
+                    raise ValueError(f"its arrays take {total:,} bytes, and this machine has {memory:,}")
+                for key, member in members.items():
+                    with archive.open(member) as file:
+                        arrays[key] = np.lib.format.read_array(file, allow_pickle=False)
+            return arrays
+        except DataError:
+            raise
+        except Exception as error:  # zipfile and NumPy raise many kinds of errors on damaged bytes
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise DataError(f"{shown_path(path)}: cannot read {printable(key, 80)}: {reason[:200]}") from error
 
 
 def _check_header(file: IO[bytes], member: zipfile.ZipInfo, size: int) -> None:

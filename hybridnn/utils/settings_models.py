@@ -19,7 +19,6 @@ from hybridnn.utils.checks import REFUSED, Checked, Count, as_spelled, must_be_o
 if TYPE_CHECKING:
     from pydantic import ValidationError
 
-
 OTHER_KEYS = {"learning_rate": "lr"}
 """Keys of settings by the names that other programs give them."""
 UNKNOWN = "unknown"
@@ -54,7 +53,9 @@ def setting_error(error: ValidationError, known: Sequence[str]) -> SettingError:
     """
     first, *others = error.errors(include_url=False)
     more = f" (and {len(others)} more)" if others else ""
-    setting, value, context = _dotted(first["loc"]), first["input"], first.get("ctx", {})
+    # ("model", "hidden", 1) is named "model.hidden[1]".
+    setting = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
+    value, context = first["input"], first.get("ctx", {})
     if first["type"] in (REFUSED, UNKNOWN):
         setting, value = ".".join(part for part in (setting, context["key"]) if part), context["value"]
     if first["type"] in (UNKNOWN, "extra_forbidden"):
@@ -85,11 +86,6 @@ def _plain(value: object) -> object:
         changed = [item for item in dataclasses.fields(value) if getattr(value, item.name) != item.default]
         return {item.name: getattr(value, item.name) for item in changed}
     return list(value) if isinstance(value, tuple) else value
-
-
-def _dotted(location: tuple[int | str, ...]) -> str:
-    """Join ``("model", "hidden", 1)`` to ``"model.hidden[1]"``."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
 
 
 def _nearest(setting: str, known: Sequence[str]) -> str:

@@ -15,9 +15,9 @@ from pydantic import ValidationError
 from hybridnn.drawing.figures import Plots
 from hybridnn.errors import DataError, SettingError
 from hybridnn.study.cells import Cell
+from hybridnn.study.judgement import mean_and_deviation, median_of
 from hybridnn.study.plots import draw_curves
 from hybridnn.study.results import Findings, StudyPoint, StudyResults, marked
-from hybridnn.study.statistics import mean_and_deviation, median_of
 from hybridnn.study.study_file import Study, load_study
 from hybridnn.utils.settings_models import first_problem, setting_error
 from hybridnn.utils.text import counted

@@ -18,10 +18,9 @@ from statistics import fmean
 from typing import Literal
 
 from hybridnn.study.axes import has_values
-from hybridnn.study.judgement import Contrast, Outcome, Sample, UndecidedError, decide, judge
+from hybridnn.study.judgement import LEAST_REPEATS, Contrast, Estimate, Outcome, Sample, UndecidedError, decide, judge
 from hybridnn.study.results import disturbed_text
 from hybridnn.study.scaling import LAYOUT
-from hybridnn.study.statistics import LEAST_REPEATS, Estimate
 from hybridnn.utils.text import counted
 from hybridnn_papers.measures import MEASURES, SHARES
 from hybridnn_papers.records import CellFigures, StudyRecords

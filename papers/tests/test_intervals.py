@@ -11,8 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hybridnn.study.judgement import Contrast, Sample, UndecidedError, decide
-from hybridnn.study.statistics import Estimate
+from hybridnn.study.judgement import Contrast, Estimate, Sample, UndecidedError, decide
 from hybridnn.study.study_folder import ManifestCell
 from hybridnn_papers.records import CellFigures, StudyRecords
 from hybridnn_papers.statements import Conclusions

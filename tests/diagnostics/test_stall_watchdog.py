@@ -19,7 +19,7 @@ from hybridnn.comm.recorder import Recorder
 from hybridnn.diagnostics import failsafe
 from hybridnn.diagnostics.failsafe import LEFT_TAG, running_world, send_departure
 from hybridnn.diagnostics.stall_files import StallFiles
-from hybridnn.diagnostics.stall_watchdog import SharedFolder, StallWatchdog, _DepartureNote, create_shared_folder
+from hybridnn.diagnostics.stall_watchdog import StallWatchdog, _DepartureNote, create_shared_folder
 from hybridnn.parallel.grid import ProcessGrid
 from mpi_runner.launch import run_job, run_mpi
 from mpi_runner.slowness import deadline
@@ -168,7 +168,7 @@ def test_a_watchdog_ends_with_its_owners_and_leaves_no_files(tmp_path: Path, mon
     for number in range(20):
         folder = tmp_path / str(number)
         folder.mkdir()
-        watch = StallWatchdog(Recorder(), SharedFolder(folder, (0,)), 0, 1)
+        watch = StallWatchdog(Recorder(), (folder, (0,)), 0, 1)
         first, second = Owner(), Owner()
         watch.start(first, 30.0)
         end = watch.start(second, 30.0)
@@ -186,7 +186,7 @@ def test_a_watchdog_ends_with_its_owners_and_leaves_no_files(tmp_path: Path, mon
 
 def test_a_watchdog_without_a_limit_starts_no_thread(tmp_path: Path) -> None:
     before = count_watchdogs()
-    watch = StallWatchdog(Recorder(), SharedFolder(tmp_path / "notes", (0,)), 0, 1)
+    watch = StallWatchdog(Recorder(), (tmp_path / "notes", (0,)), 0, 1)
     end = watch.start(watch, 0.0)
     with watch.busy("something"):
         assert count_watchdogs() == before
@@ -199,7 +199,7 @@ def test_files_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
     old.mkdir(parents=True)
     for name in ("rank-0.json", "rank-7.json", "left-7.json", "job.json", "alarm"):
         (old / name).write_text("{}")
-    watch = StallWatchdog(Recorder(), SharedFolder(tmp_path / "notes", (0,)), 0, 1)
+    watch = StallWatchdog(Recorder(), (tmp_path / "notes", (0,)), 0, 1)
     watch.use_folder(tmp_path / "run", str)
     assert not old.exists()
 
@@ -244,10 +244,10 @@ def test_the_folder_is_where_all_ranks_share_it(
         monkeypatch.setattr(tempfile, "tempdir", str(temporary if current not in hidden else tmp_path))
         found.append(create_shared_folder(comm, node))
         comm.Barrier()
-    assert [shared.folder.parent for shared in found[:2]] == [temporary, current]
-    assert [shared.ranks for shared in found] == [(0, 1), (0, 1), (comm.rank,)]
-    assert found[2].folder.parent == (temporary if comm.rank == 0 else tmp_path)
-    assert all(sees(shared.folder) for shared in found)
+    assert [folder.parent for folder, _ in found[:2]] == [temporary, current]
+    assert [ranks for _, ranks in found] == [(0, 1), (0, 1), (comm.rank,)]
+    assert found[2][0].parent == (temporary if comm.rank == 0 else tmp_path)
+    assert all(sees(folder) for folder, _ in found)
     comm.Barrier()
     # Folders that are not shared are removed.
     assert len(list(temporary.iterdir())) == 2

@@ -11,7 +11,7 @@ import pytest
 from scipy.stats import t
 
 from hybridnn.errors import SettingError
-from hybridnn.study.accuracy import compare_trainings
+from hybridnn.study.answer import compare_trainings
 from hybridnn.study.cells import make_cells
 from hybridnn.study.plots import draw_plots
 from hybridnn.study.report import csv_text, latex_text, markdown_text, report_facts

@@ -20,10 +20,10 @@ from hybridnn.runs.run_files import RunRecord, read_run
 from hybridnn.runs.workload import layout_from_settings, workload_from_settings
 from hybridnn.study.answer import fastest_layouts, hardware_warnings, prediction_warnings, price_warnings
 from hybridnn.study.cells import StudyPrices, make_cells, price_cells, require_own_processor
+from hybridnn.study.judgement import CONFIDENCE, Estimate, MeanDeviation, mean_and_deviation, median_of
 from hybridnn.study.plots import draw_plots
 from hybridnn.study.report import latex_text, markdown_text
 from hybridnn.study.results import StudyResults
-from hybridnn.study.statistics import CONFIDENCE, Estimate, MeanDeviation, mean_and_deviation, median_of
 from hybridnn.study.study_file import load_study
 from reference.finished_runs import load_line, made_study, measured_line, prediction_line, write_run
 

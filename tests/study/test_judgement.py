@@ -10,8 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import ttest_1samp, ttest_ind
 
-from hybridnn.study.judgement import Judgement, Sample, fastest_of, judge
-from hybridnn.study.statistics import Estimate
+from hybridnn.study.judgement import Estimate, Judgement, Sample, fastest_of, judge
 
 STUDIES = 1000
 SAMPLES = 360  # of a test

@@ -11,6 +11,7 @@ from hybridnn.drawing.figures import figure_bytes
 from hybridnn.runs.quantities import differing
 from hybridnn.runs.run_files import RunRecord, read_run
 from hybridnn.study.answer import warnings_of
+from hybridnn.study.judgement import Estimate, MeanDeviation
 from hybridnn.study.plots import breakdowns_of, curves_of, draw_plots
 from hybridnn.study.report import breakdown_rows, point_rows
 from hybridnn.study.results import StudyResults, read_results
@@ -23,7 +24,6 @@ from hybridnn.study.scaling import (
     times_as_fast,
     weak_lines,
 )
-from hybridnn.study.statistics import Estimate, MeanDeviation
 from reference.finished_runs import load_line, made_study, measured_line, prediction_line, write_run
 
 

@@ -13,7 +13,7 @@ from hybridnn.data import dataset_info
 from hybridnn.errors import DataError, EnvironmentProblem, SettingError
 from hybridnn.study.study_file import load_study
 from hybridnn.study.study_folder import read_manifest
-from hybridnn.study.submit import SlurmOptions, Submission, fill_in_script, format_indices, plan_submission, submit
+from hybridnn.study.submit import SlurmOptions, Submission, fill_in_script, plan_submission, submit
 from reference.finished_runs import write_run
 
 STUDY = 'name = "s"\naxes = {ranks = [1, 4], seeds = [0, 1, 2]}'
@@ -88,10 +88,6 @@ def _finish(submission: Submission, number: int) -> None:
     cell = submission.plan.cells[number]
     write_run(submission.folder.cell(cell.id))
     (submission.folder.cell(cell.id) / "settings.toml").write_text(to_toml(cell.settings))
-
-
-def test_indices_are_written_as_spans() -> None:
-    assert format_indices([0, 1, 2, 5, 7, 8]) == "0-2,5,7-8"
 
 
 def test_each_number_of_ranks_has_an_array_of_its_missing_cells(tmp_path: Path) -> None:
@@ -210,7 +206,7 @@ def test_more_cells_than_an_array_has_make_several(
     submit(submission)
     script = str(submission.job_folder / "study_array.sbatch")
     jobs = [[part for part in job if part.startswith("--array")] + job[job.index(script) + 1 :] for job in slurm.jobs()]
-    assert jobs == [["--array=0-3"], ["--array=0-3", "4"], ["--array=0-1", "8"], []]
+    assert jobs == [["--array=0-3"], ["--array=0-3", "4"], ["--array=0,1", "8"], []]
     slurm.queue("101_[0-3]", "102_[0,2-3]")  # all but seed 5 of the first two
     assert [(array.cells, array.offset) for array in _plan(tmp_path, text).arrays] == [((5, 8), 5), ((9,), 9)]
 
@@ -277,9 +273,9 @@ def test_placements_have_arrays_of_their_own(tmp_path: Path, slurm: FakeSlurm) -
     commands = [" ".join(array.arguments()) for array in submission.arrays]
     assert len(commands) == 8
     assert commands[::3] == [
-        "--array=0-1 --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=1",
-        "--array=6-7 --nodes=1 --ntasks=2 --ntasks-per-node=2 --cpus-per-task=2",
-        "--array=12-13 --nodes=2 --ntasks=4 --ntasks-per-node=2 --cpus-per-task=1",
+        "--array=0,1 --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=1",
+        "--array=6,7 --nodes=1 --ntasks=2 --ntasks-per-node=2 --cpus-per-task=2",
+        "--array=12,13 --nodes=2 --ntasks=4 --ntasks-per-node=2 --cpus-per-task=1",
     ]
 
 
