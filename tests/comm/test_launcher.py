@@ -478,11 +478,7 @@ def test_a_single_process_needs_no_home_and_maps_no_file_of_shared_memory(home: 
         name: value for name, value in os.environ.items() if name not in (*RANK_VARIABLES, BTL, "HOME")
     } | home
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=deadline(60),
+        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=deadline(60)
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "[]\n^ofi\n"

@@ -67,11 +67,7 @@ def trace_document(widths: Widths, lanes: Sequence[Sequence[Event]], **options: 
     """Content of a trace file, from events with times in milliseconds."""
     return {
         "displayTimeUnit": "ms",
-        "otherData": {
-            "hybridnn": "1",
-            "layout": asdict(layout_of(widths, lanes, **options)),
-            "complete_since_us": 0.0,
-        },
+        "otherData": {"hybridnn": "1", "layout": asdict(layout_of(widths, lanes, **options)), "complete_since_us": 0.0},
         "traceEvents": [_entry(event, rank) for rank, events in enumerate(lanes) for event in events],
     }
 

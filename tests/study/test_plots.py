@@ -13,14 +13,7 @@ from hybridnn.study.plots import curves_of, draw_plots
 from hybridnn.study.report import write_report
 from hybridnn.study.results import StudyResults, read_results
 from hybridnn.study.scaling import compare_points
-from reference.finished_runs import (
-    load_line,
-    made_study,
-    measured_line,
-    prediction_line,
-    runs_by_ranks,
-    write_study,
-)
+from reference.finished_runs import load_line, made_study, measured_line, prediction_line, runs_by_ranks, write_study
 from reference.pictures import least_points
 
 

@@ -26,14 +26,7 @@ from hybridnn.study.report import (
 from hybridnn.study.results import StudyResults, point_name, read_results
 from hybridnn.study.scaling import compare_points, strong_lines
 from hybridnn.study.study_folder import StudyFolder
-from reference.finished_runs import (
-    load_line,
-    made_study,
-    prediction_line,
-    runs_by_ranks,
-    write_run,
-    write_study,
-)
+from reference.finished_runs import load_line, made_study, prediction_line, runs_by_ranks, write_run, write_study
 
 
 def _cells(results: StudyResults) -> list[dict[str, str]]:

@@ -82,10 +82,7 @@ def test_serial_fraction_is_that_of_amdahls_law(tmp_path: Path) -> None:
 def _grids(folder: Path, **options: Any) -> StudyResults:
     seconds = {(4, 1): 2.0, (2, 2): 1.0, (1, 4): 3.0, (8, 1): 1.5, (4, 2): 0.5}
     runs = {
-        f"{b}x{m}": (
-            {"ranks": b * m, "grid": f"{b}x{m}"},
-            {"ranks": b * m, "grid": (1, b, m), "seconds": [taken]},
-        )
+        f"{b}x{m}": ({"ranks": b * m, "grid": f"{b}x{m}"}, {"ranks": b * m, "grid": (1, b, m), "seconds": [taken]})
         for (b, m), taken in seconds.items()
     }
     return made_study(folder, runs, **options)

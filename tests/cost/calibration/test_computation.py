@@ -318,8 +318,7 @@ def test_overheads_are_measured_between_the_first_two_nodes(
 
 
 @pytest.mark.parametrize(
-    ("ranks", "expected"),
-    [(1, []), (2, [2]), (3, [2, 3]), (4, [2, 3, 4]), (6, [2, 3, 4, 6]), (16, [2, 3, 4, 8, 16])],
+    ("ranks", "expected"), [(1, []), (2, [2]), (3, [2, 3]), (4, [2, 3, 4]), (6, [2, 3, 4, 6]), (16, [2, 3, 4, 8, 16])]
 )
 def test_groups_of_one_node(ranks: int, expected: list[int]) -> None:
     groups = measured_groups([0] * ranks)

@@ -32,12 +32,7 @@ def cluster(nodes: int, ranks_per_node: int) -> Machine:
     )
 
 
-CACHES = (
-    groups._axis_crossings,
-    groups._flows,
-    groups.grid_places,
-    groups._batch_group_placements,
-)
+CACHES = (groups._axis_crossings, groups._flows, groups.grid_places, groups._batch_group_placements)
 
 
 def clear_caches() -> None:

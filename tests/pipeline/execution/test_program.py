@@ -14,13 +14,7 @@ from mpi4py import MPI
 from hybridnn.comm.blocks import block_slice
 from hybridnn.nn.kernels import NUMPY
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.pipeline.execution.point_to_point import (
-    Receiver,
-    Sender,
-    StagePosition,
-    pieces_received,
-    pieces_sent,
-)
+from hybridnn.pipeline.execution.point_to_point import Receiver, Sender, StagePosition, pieces_received, pieces_sent
 from hybridnn.pipeline.schedules.instructions import Instruction, SendActivations, Update
 from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
 from hybridnn.pipeline.schedules.program import StageProgram, make_program
