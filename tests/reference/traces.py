@@ -19,8 +19,6 @@ from hybridnn.pipeline.schedules.instructions import (
 )
 from hybridnn.runs.trace_file import Epoch, RankTrace
 
-__all__ = ["communication", "compute", "layout_of", "make_epoch", "phase", "trace_document", "two_stages"]
-
 Widths = Sequence[tuple[int, int]]
 
 

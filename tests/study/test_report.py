@@ -389,7 +389,6 @@ def test_tables_compile_and_are_no_wider_than_a_line(tmp_path: Path, strong: Stu
     (tmp_path / "tables.tex").write_text(latex_text(_disturbed(tmp_path)) + latex_text(strong))
     first = (tmp_path / "tables.tex").read_text().splitlines()[0]
     packages = re.fullmatch(r"% needs (\\usepackage\{booktabs,graphicx\}); each table is .*", first)
-    assert packages is not None
     lines = [r"\documentclass[twocolumn]{article}", packages[1], r"\begin{document}", r"\noindent\input{tables}"]
     lines += [r"\noindent\input{wide}", r"\end{document}"]
     (tmp_path / "paper.tex").write_text("\n".join(lines))

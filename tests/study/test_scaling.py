@@ -428,9 +428,7 @@ def test_runs_that_differ_in_their_seeds_are_repeats_with_an_interval(tmp_path: 
         ({"samples": 10}, {"data.train_samples": ("1000", "10")}),
     ],
 )
-def test_runs_of_other_work_or_training_are_not_compared(
-    tmp_path: Path, options: dict[str, object], condition: dict[str, tuple[str, str]]
-) -> None:
+def test_runs_of_other_work_or_training_are_not_compared(tmp_path, options, condition) -> None:
     groups = group_runs([_run(tmp_path / "a", 1, 6.0), _run(tmp_path / "b", 2, 3.0, **options)])
     assert [[found.speed_up.value for found in group] for group in groups] == [[1.0], [1.0]]
     first, second = (group[0].base.first.conditions for group in groups)

@@ -181,9 +181,7 @@ def numbers(weights: Weights) -> list[float]:
     ],
     ids=["ddg", "pipedream", "vanilla", "fr", "pipedream-vsync"],
 )
-def test_two_stages_and_three_minibatches_by_hand(
-    pipeline: Pipeline, losses: tuple[float, ...], expected: tuple[float, ...]
-) -> None:
+def test_two_stages_and_three_minibatches_by_hand(pipeline, losses, expected) -> None:
     outcome = hand_worked(pipeline, serial.SGD(lr=1 / 8), (-1, -1, 2))
     assert outcome.step_losses == list(losses)
     assert numbers(outcome.weights) == list(expected)
