@@ -6,8 +6,6 @@ import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 
-__all__ = ["isolate", "needs_the_machine", "path_without_launchers"]
-
 LAUNCHERS = {
     *("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "prun"),
     *("srun", "sinfo", "sbatch", "squeue", "scontrol", "sacct", "scancel", "salloc"),

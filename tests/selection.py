@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["mark_opt_in", "third_of"]
-
 THIRDS = 3
 
 BY_ITEM = ("sweep", "slow")

@@ -323,9 +323,7 @@ def test_json_is_read_as_python_reads_it(value: Any) -> None:
 
 @given(content=st.binary(max_size=200))
 @example(content=b"a = 1979-05-27")
-def test_any_bytes_are_read_as_python_reads_them_or_refused(
-    content: bytes, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_any_bytes_are_read_as_python_reads_them_or_refused(content, tmp_path_factory) -> None:
     path = tmp_path_factory.getbasetemp() / "any"
     path.write_bytes(content)
     for read, reference in (

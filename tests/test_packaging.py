@@ -97,9 +97,7 @@ def packaged_files() -> set[str]:
     ],
     ids=["package", "course", "staff", "papers"],
 )
-def test_the_wheel_has_every_file_of_its_package_and_no_other(
-    archives: Path, name: str, folder: str, needed: str, endings: tuple[str, ...]
-) -> None:
+def test_the_wheel_has_every_file_of_its_package_and_no_other(archives, name, folder, needed, endings) -> None:
     """Students install the wheel of the course, in which there is no solution."""
     with zipfile.ZipFile(wheel_of(archives, name)) as archive:
         found = {file for file in archive.namelist() if ".dist-info/" not in file}

@@ -70,9 +70,7 @@ def test_a_job_without_progress_is_ended(tmp_path: Path) -> None:
         ("", "exit code 9", {"a": "failed", "b": "failed"}),
     ],
 )
-def test_a_test_of_a_job_passes_only_if_a_later_one_has_begun_or_the_job_ended_well(
-    begun: str, trouble: str | None, outcomes: dict[str, str]
-) -> None:
+def test_a_test_of_a_job_passes_only_if_a_later_one_has_begun_or_the_job_ended_well(begun, trouble, outcomes) -> None:
     reports = {test: [pytest.TestReport(test, ("", None, ""), {}, "passed", None, "call")] for test in begun}
     found = judge("ab", reports, trouble)
     assert {test: report.outcome for test, (report,) in found.items()} == outcomes

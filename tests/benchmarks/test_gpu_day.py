@@ -93,9 +93,7 @@ def runs(process: int) -> bool:
         return False
 
 
-def test_a_piece_ends_at_its_limit_and_leaves_its_results_its_stack_and_no_child(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_piece_ends_at_its_limit_and_leaves_its_results_its_stack_and_no_child(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(gpu_pieces, "GRACE", 0.5)
     text = """
 import signal, subprocess, sys, time
@@ -116,9 +114,7 @@ waits_for_ever()"""
 # -- the report --------------------------------------------------------------------------------------------------------
 
 
-def test_the_report_has_verdicts_tables_and_a_chart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_report_has_verdicts_tables_and_a_chart(tmp_path, monkeypatch, capsys) -> None:
     case = "4-64-64-64-1"
     ratios = {f"{name}{end}": 2.0 for name in ("ratio", "ratio_compiled") for end in ("", "_min", "_max", "_plain")}
     whole = {"case": case, "precision": "fp32", "batch_size": 1, "our_samples_per_second": 2.0, **ratios}

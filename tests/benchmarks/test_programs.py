@@ -41,9 +41,7 @@ def test_every_program_is_imported(name: str) -> None:
     import_module(f"benchmarks.{name}")
 
 
-def test_the_chosen_parts_are_measured_shown_and_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_chosen_parts_are_measured_shown_and_written(tmp_path, monkeypatch, capsys) -> None:
     started: list[tuple[Any, ...]] = []
     methods = {"case": "8x1024", "way": "gpipe", "step_seconds": 0.1, "over_sequential": 1.5}
     methods |= {"formula_over_sequential": None, "computing": 0.5, "other": 0.25}
@@ -98,9 +96,7 @@ def test_products_that_are_timed_alone_are_those_of_a_step(monkeypatch: pytest.M
     assert all(np.array_equal(before[name], array) for name, array in trainer.weights().items())
 
 
-def test_a_training_beside_pytorch_is_measured_and_one_refusal_costs_one_figure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_training_beside_pytorch_is_measured_and_one_refusal_costs_one_figure(tmp_path, monkeypatch, capsys) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch, "compile", lambda *_, **__: 1 / 0)
     for name, value in (("SECONDS", 0.01), ("PAIRS", 1)):
@@ -191,9 +187,7 @@ def test_studies_of_random_networks_have_all_families(ranks: int, tmp_path: Path
         assert grids[3:] == (["2x1x1"] if ranks == 2 else ["2x2", "4x1x1", "2x2x1"])
 
 
-def test_a_named_layout_is_right_as_far_as_the_second_measurement_tells(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_named_layout_is_right_as_far_as_the_second_measurement_tells(tmp_path, monkeypatch, capsys) -> None:
     one, other = [1.0, 1.01, 0.99], [1.2, 1.21, 1.19]
     noisy = [0.8, 1.2, 0.9]
     said, predicted = {"1x1": [2.0] * 3, "2x1": one, "1x2": other}, {"1x1": 2.0, "2x1": 2.0, "1x2": 1.0}

@@ -70,7 +70,6 @@ def test_every_layout_writes_the_same_files_and_others_read_them(comm: MPI.Intra
         folder = mpi_tmp_path / str(number)
         local.writer(folder).write(PROGRESS)
         checkpoint, problems = newest_valid(folder, local.grid.world)
-        assert checkpoint is not None
         assert not problems
         if comm.rank == 0:
             check_files(checkpoint.path, optimizer, dtype)
@@ -132,11 +131,9 @@ def test_one_process_and_several_read_each_others_checkpoints(comm: MPI.Intracom
     together.fill(shift=1)
     together.writer(mpi_tmp_path / "many").write(PROGRESS)
     checkpoint, _ = newest_valid(mpi_tmp_path / "many")
-    assert checkpoint is not None
     checkpoint.read_into(alone.stages, alone.states)
     alone.check(shift=1)
     checkpoint, _ = newest_valid(mpi_tmp_path / "one", together.grid.world)
-    assert checkpoint is not None
     checkpoint.read_into(together.stages, together.states)
     together.check()
 
@@ -147,7 +144,6 @@ def test_the_manifest_is_complete(comm: MPI.Intracomm, mpi_tmp_path: Path) -> No
     local.fill()
     local.writer(mpi_tmp_path).write(PROGRESS)
     checkpoint, _ = newest_valid(mpi_tmp_path, local.grid.world)
-    assert checkpoint is not None
     manifest = checkpoint.manifest
     assert (manifest.format_version, manifest.hybridnn, manifest.slots) == (1, __version__, ("velocity",))
     assert manifest.progress == PROGRESS  # the sum of the losses exactly
@@ -161,7 +157,6 @@ def test_an_error_of_one_rank_that_reads_is_raised_on_all(comm: MPI.Intracomm, m
     local = LocalArrays.of(comm, laid_out(((1, 1), (1, 1)), partition=(2, 3)), "sgd", "float64")
     local.writer(mpi_tmp_path).write(PROGRESS)
     checkpoint, _ = newest_valid(mpi_tmp_path, local.grid.world)
-    assert checkpoint is not None
     if comm.rank == 0:
         (checkpoint.path / "layers.4.weight.npy").unlink()  # which rank 1 reads
     comm.Barrier()
@@ -173,7 +168,6 @@ def test_other_networks_optimizers_and_dtypes_are_refused(tmp_path: Path) -> Non
     layout = laid_out(((1, 1),))
     LocalArrays.of(import_mpi().COMM_SELF, layout, "momentum", "float64").writer(tmp_path).write(PROGRESS)
     checkpoint, _ = newest_valid(tmp_path)
-    assert checkpoint is not None
     other = LocalArrays.of(import_mpi().COMM_SELF, layout, "adam", "float64")
     with pytest.raises(DataError, match=r"holds velocity of the optimizer, and this optimizer needs first, second"):
         checkpoint.read_into(other.stages, other.states)
@@ -189,7 +183,6 @@ def test_the_weights_alone_are_plain_arrays_and_sha256sum_accepts_the_files(tmp_
     checked = subprocess.run(["sha256sum", "--check", "--strict", "SHA256SUMS"], cwd=path, capture_output=True)
     assert checked.returncode == 0, checked.stderr
     checkpoint, _ = newest_valid(tmp_path)
-    assert checkpoint is not None
     weights, expected = checkpoint.weights(), expected_arrays("sgd", "float32")
     assert set(weights) == {name.removesuffix(".npy") for name in expected}
     for name, array in weights.items():

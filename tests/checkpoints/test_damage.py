@@ -88,7 +88,6 @@ def test_all_ranks_find_the_same_damage_and_use_an_older_checkpoint(comm: MPI.In
             flip(folder / "step-00000020" / "layers.4.bias.npy", -1)
         comm.Barrier()
         checkpoint, problems = newest_valid(folder, local.grid.world)
-        assert checkpoint is not None
         assert checkpoint.path.name == "step-00000010"
         assert len(problems) == 2
         assert f"{folder / 'step-00000030' / file}: " in problems[0]
@@ -107,12 +106,10 @@ def test_any_byte_that_changed_is_found(tmp_path: Path) -> None:
         for offset in range(0, len(data), 41):
             flip(newest / name, offset)
             checkpoint, problems = newest_valid(tmp_path)
-            assert checkpoint is not None
             assert checkpoint.path.name == "step-00000020", (name, offset)
             assert len(problems) == 1
             (newest / name).write_bytes(data)
     checkpoint, problems = newest_valid(tmp_path)
-    assert checkpoint is not None
     assert checkpoint.path == newest
     assert not problems
 
@@ -152,7 +149,6 @@ def test_a_newer_version_is_an_error_on_every_rank(comm: MPI.Intracomm, mpi_tmp_
         manifest.write_text("{}")  # now damaged; the older ones have this version
     comm.Barrier()
     checkpoint, problems = newest_valid(mpi_tmp_path, local.grid.world)
-    assert checkpoint is not None
     assert checkpoint.path.name == "step-00000020"
     assert len(problems) == 1
 
@@ -172,12 +168,10 @@ def test_a_checkpoint_is_written_in_place_of_anything(tmp_path: Path, kind: str)
     local = three_checkpoints(tmp_path)
     replace(tmp_path / "step-00000030", kind)
     checkpoint, problems = newest_valid(tmp_path)
-    assert checkpoint is not None
     assert checkpoint.path.name == "step-00000020"
     assert len(problems) == (0 if kind == "nothing" else 1)
     path = local.writer(tmp_path).write(progress_at(30))
     checkpoint, problems = newest_valid(tmp_path)
-    assert checkpoint is not None
     assert (checkpoint.path, problems) == (path, [])
 
 

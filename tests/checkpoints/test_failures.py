@@ -92,7 +92,6 @@ def test_a_crash_at_any_moment_leaves_a_valid_checkpoint(tmp_path: Path, existin
     outcomes, number = [], 1
     while crashes(folder, lambda: writer.write(progress_at(20)), number):
         checkpoint, problems = newest_valid(folder)
-        assert checkpoint is not None, number
         assert not problems, number
         found = LocalArrays.of(MPI.COMM_SELF, ONE, "sgd", "float64")
         checkpoint.read_into(found.stages, found.states)
@@ -125,9 +124,7 @@ def error_of(finish: Callable[[], object]) -> str | None:
 
 @pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("stages", [((2, 1),), ((1, 2),), ((1, 1), (1, 1))], ids=["batch", "model", "pipeline"])
-def test_an_error_of_one_rank_is_an_error_of_all_and_leaves_the_older(
-    comm: MPI.Intracomm, mpi_tmp_path: Path, stages: tuple[tuple[int, int], ...]
-) -> None:
+def test_an_error_of_one_rank_is_an_error_of_all_and_leaves_the_older(comm, mpi_tmp_path, stages) -> None:
     local = LocalArrays.of(
         comm, laid_out(stages, "alternating", (5,) if len(stages) == 1 else (2, 3)), "sgd", "float32"
     )
@@ -148,7 +145,6 @@ def test_an_error_of_one_rank_is_an_error_of_all_and_leaves_the_older(
             elif not reached:
                 assert error is None
             checkpoint, problems = newest_valid(mpi_tmp_path, local.grid.world)
-            assert checkpoint is not None
             assert not problems
             if checkpoint.path.name == "step-00000010":
                 assert names_in(mpi_tmp_path) == ["step-00000010"]
@@ -238,9 +234,7 @@ def small_disk(folder: Path, comm: MPI.Intracomm, size: str) -> Iterator[None]:
 @pytest.mark.mpi(ranks=[2])
 @pytest.mark.parametrize("reported", [True, False], ids=["checked before", "found when writing"])
 @pytest.mark.parametrize("model", [1, 2])
-def test_a_full_disk(
-    comm: MPI.Intracomm, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reported: bool, model: int
-) -> None:
+def test_a_full_disk(comm, mpi_tmp_path, monkeypatch, reported, model) -> None:
     if not reported:
         monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 40, 0, 1 << 40))
     local = LocalArrays.of(comm, laid_out(((comm.size // model, model),), "alternating"), "adam", "float64")

@@ -78,9 +78,7 @@ ARRAYS = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 400)), max_size=1
 
 
 @given(arrays=ARRAYS, replicas=st.integers(1, 9), uncut=st.integers(0, 2000))
-def test_every_row_is_written_once_and_replicas_write_about_equally(
-    arrays: list[tuple[int, int]], replicas: int, uncut: int
-) -> None:
+def test_every_row_is_written_once_and_replicas_write_about_equally(arrays, replicas, uncut) -> None:
     heights, row_bytes = np.array(arrays, np.int64).reshape(-1, 2).T
     writes = [np.zeros(height, int) for height in heights]
     loads = []

@@ -69,7 +69,6 @@ def test_two_ranks_write_one_file_and_print_once(run_mpi: Callable[..., JobResul
     assert max(len(line) for line in text.splitlines() if not line.startswith("verdict: ")) <= 100
     found = json.loads(json_text)
     assert found["machine"] == json.loads(machine.model_dump_json())
-    assert machine.quality is not None
     assert (found["file"], found["verdict"]) == ("two.toml", machine.quality.summary)
     for fit in found["communication"]:
         assert fit["ranks"] == 2
@@ -129,7 +128,6 @@ def test_doubtful_calibrations_are_written_only_with_force(run_hybridnn: Run, mo
     assert code == 0
     assert f"{verdict}; load average 20.0, more than the job's own " in out
     quality = read_machine("bad.toml").quality
-    assert quality is not None
     assert (quality.held_out_error, quality.noise, quality.load_average) == (pytest.approx(1.05), 0.85, 20.0)
     Path("settings.toml").write_text("[model]\nhidden = [8]\n")
     for command in (("plan",), ("simulate", "settings.toml"), ("simulate", "settings.toml", "--curve", "weak")):

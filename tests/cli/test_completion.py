@@ -46,9 +46,7 @@ def complete(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[...
 
 
 @pytest.mark.parametrize("shell", CHECKS)
-def test_the_script_of_a_shell_parses_and_is_installed(
-    shell: str, tmp_path: Path, complete: Callable[..., str]
-) -> None:
+def test_the_script_of_a_shell_parses_and_is_installed(shell, tmp_path, complete) -> None:
     text = complete(_HYBRIDNN_COMPLETE=f"source_{shell}")
     assert f"_HYBRIDNN_COMPLETE=complete_{shell}" in text
     if shutil.which(shell) is None:

@@ -20,13 +20,9 @@ TOO_FAST = ("--lr", "1e15")
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
-    "options",
-    [(), ("--in-process", "3", "--pipeline", "3", "--method", "pipedream")],
-    ids=["exact", "asynchronous"],
+    "options", [(), ("--in-process", "3", "--pipeline", "3", "--method", "pipedream")], ids=["exact", "asynchronous"]
 )
-def test_a_run_that_diverges_records_the_step_and_the_steps_before(
-    run_hybridnn: Run, tmp_path: Path, options: tuple[str, ...]
-) -> None:
+def test_a_run_that_diverges_records_the_step_and_the_steps_before(run_hybridnn, tmp_path, options) -> None:
     code, text, err = run_hybridnn("train", *DIGITS, *TOO_FAST, *options, "--out", str(tmp_path / "run"))
     assert (code, text) == (1, "")
     (line,) = err.splitlines()

@@ -109,12 +109,7 @@ def test_without_mpi4py(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("how", "text"),
-    [
-        ("raises", "KeyError: 'an odd thing'"),
-        ("stops", "* rank 1 (host "),
-        ("hangs", "Timeout ("),
-    ],
+    ("how", "text"), [("raises", "KeyError: 'an odd thing'"), ("stops", "* rank 1 (host "), ("hangs", "Timeout (")]
 )
 def test_a_rank_that_fails_stops_or_does_not_start(run_mpi: RunMpi, tmp_path: Path, how: str, text: str) -> None:
     program = [sys.executable, "-c", BROKEN, "1", how, f"{deadline(1):g}"]

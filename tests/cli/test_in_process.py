@@ -19,7 +19,7 @@ from hybridnn.runs.callbacks import INTERRUPTED, SIGNALS, StopSignals
 from hybridnn.runs.run_files import run_status
 from hybridnn.training.trainer import Trainer
 from mpi_runner.launch import run_job
-from reference.command_line import Run, SignalAt, assert_same_weights, error_line, records_of
+from reference.command_line import Run, assert_same_weights, error_line, records_of
 from reference.trained_runs import HYBRIDNN_WITHOUT_CURVE
 
 README = Path(__file__).parents[2] / "README.md"
@@ -87,12 +87,7 @@ def test_a_layout_trains_as_one_rank(run_hybridnn: Run, trained_once: Callable[.
 
 @pytest.mark.parametrize(("number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGUSR1, 75)])
 def test_a_signal_leaves_a_checkpoint_for_other_layouts(
-    run_hybridnn: Run,
-    trained_once: Callable[..., Path],
-    signal_at: SignalAt,
-    monkeypatch: pytest.MonkeyPatch,
-    number: signal.Signals,
-    exit_code: int,
+    run_hybridnn, trained_once, signal_at, monkeypatch, number, exit_code
 ) -> None:
     announced: list[bytes] = []
     to_file = os.write
@@ -136,9 +131,7 @@ def test_signal_handlers_are_restored_in_any_order_of_the_ranks() -> None:
         assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
-def test_an_interrupt_before_the_first_step_ends_the_command(
-    run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupt_before_the_first_step_ends_the_command(run_hybridnn, monkeypatch) -> None:
     def interrupted(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -175,9 +168,7 @@ def test_wrong_input_is_one_line(run_hybridnn: Run, arguments: tuple[str, ...], 
         ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, None),
     ],
 )
-def test_ranks_are_started_in_one_way(
-    monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], launcher: str | None
-) -> None:
+def test_ranks_are_started_in_one_way(monkeypatch, environment, launcher) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     require_one_way(None, None)
@@ -191,9 +182,7 @@ def test_ranks_are_started_in_one_way(
             require_one_way(None, 4)
 
 
-def test_an_exception_on_a_rank_keeps_its_traceback(
-    run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_exception_on_a_rank_keeps_its_traceback(run_hybridnn, monkeypatch, capsys) -> None:
     def fit(trainer: Trainer, *args: Any, **options: Any) -> None:
         if trainer.grid.rank == 2:
             raise RuntimeError("the plug was pulled")
@@ -219,9 +208,7 @@ def structure(text: str) -> list[str]:
 
 
 @pytest.mark.timeout(240)
-def test_the_output_is_that_of_the_same_command_on_ranks_that_it_starts(
-    run_hybridnn: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_output_is_that_of_the_same_command_on_ranks_that_it_starts(run_hybridnn, tmp_path, monkeypatch) -> None:
     """Without any setting for Open MPI, as in a terminal."""
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "1")  # as jobs of tests have
     monkeypatch.setenv("COLUMNS", "120")  # so that no line is broken

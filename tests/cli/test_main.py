@@ -54,9 +54,7 @@ def test_help_loads_nothing_heavy(tmp_path: Path) -> None:
     assert "pydantic" not in loaded["--help"] | loaded["--version"]
 
 
-def test_without_its_distribution_a_command_says_what_to_install(
-    run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_its_distribution_a_command_says_what_to_install(run_hybridnn, monkeypatch) -> None:
     monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ())
     parser.cache_clear()
     line = error_line(run_hybridnn("course", "check"))
@@ -138,9 +136,7 @@ def test_the_command_that_left_names_the_one_to_use(run_hybridnn: Run) -> None:
         ["run", "-n", "2", "~/none.py"],
     ],
 )
-def test_a_path_may_begin_with_the_home_folder(
-    run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: list[str]
-) -> None:
+def test_a_path_may_begin_with_the_home_folder(run_hybridnn, monkeypatch, tmp_path, command) -> None:
     (tmp_path / "home").mkdir()
     for name in ("file", "base.toml"):
         (tmp_path / "home" / name).touch()
@@ -209,9 +205,7 @@ for number, (command, (code, _)) in enumerate({COMMANDS!r}.items()):
 
 
 @pytest.mark.timeout(120)
-def test_commands_of_a_job_print_once_and_its_mpirun_no_warning(
-    run_mpi: Callable[..., JobResult], tmp_path: Path
-) -> None:
+def test_commands_of_a_job_print_once_and_its_mpirun_no_warning(run_mpi, tmp_path) -> None:
     """The settings for root and for more ranks than cores have to be given to mpirun itself, and no others."""
     np.savez(tmp_path / "labels.npz", x_train=np.ones((30, 4)), y_train=np.arange(30) % 3 - 1)
     unset = {name: None for name in os.environ if name.startswith(("OMPI_", "PRTE_"))}
@@ -239,9 +233,7 @@ if MPI.COMM_WORLD.rank in {ranks}:
     ("ranks", "wait"),
     [([1], "MPI.COMM_WORLD.Recv(bytearray(1), source=1, tag=0)"), ([1, 2], "import hybridnn; hybridnn.ProcessGrid()")],
 )
-def test_error_that_not_all_ranks_have_ends_the_job(
-    run_mpi: Callable[..., JobResult], tmp_path: Path, ranks: list[int], wait: str
-) -> None:
+def test_error_that_not_all_ranks_have_ends_the_job(run_mpi, tmp_path, ranks, wait) -> None:
     progress = tmp_path / "progress"
     progress.touch()
     result = run_mpi(3, ALONE.format(ranks=ranks, wait=wait), env={PROGRESS_FILE: str(progress)})
@@ -260,9 +252,7 @@ def test_error_that_not_all_ranks_have_ends_the_job(
         ["formulas", "laugier", "--network", "x"],
     ],
 )
-def test_an_error_of_a_command_that_needs_one_rank_does_not_wait_for_others(
-    run_as_ranks: Run, arguments: list[str]
-) -> None:
+def test_an_error_of_a_command_that_needs_one_rank_does_not_wait_for_others(run_as_ranks, arguments) -> None:
     error_line(run_as_ranks(*arguments))
 
 

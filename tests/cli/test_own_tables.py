@@ -14,7 +14,7 @@ import pytest
 from sklearn import metrics
 
 from hybridnn.data import split_indices
-from reference.command_line import Run, SignalAt, assert_same_weights, error_line, records_of
+from reference.command_line import Run, assert_same_weights, error_line, records_of
 from reference.own_tables import rows
 
 SMALL = ("--hidden", "6", "--epochs", "3", "--batch-size", "16", "--set", "training.dtype=float64")
@@ -88,9 +88,7 @@ def test_order_of_columns_and_unused_ones_change_nothing(trained: Run, table: Ca
         (["age", "income", "churn"], ["44", "38000", "1"], "x.csv: the first line seems to hold data"),
     ],
 )
-def test_table_that_lacks_columns_or_names_is_refused(
-    trained: Run, table: Callable[..., Any], names: list[str], header: list[str] | None, message: str
-) -> None:
+def test_table_that_lacks_columns_or_names_is_refused(trained, table, names, header, message) -> None:
     table("x.csv", names, header)
     assert message in error_line(trained("predict", "run", "x.csv"))
     if header is None or "churn" in header:  # for its target
@@ -134,9 +132,7 @@ def test_inputs_can_be_chosen(run_hybridnn: Run, table: Callable[..., Any]) -> N
         ("churn, income", "regression: 2 target columns"),
     ],
 )
-def test_header_has_the_task_and_its_reason(
-    run_hybridnn: Run, table: Callable[..., Any], targets: str, expected: str
-) -> None:
+def test_header_has_the_task_and_its_reason(run_hybridnn, table, targets, expected) -> None:
     names = targets.split(", ")
     table("num.csv", ["age", "income", names[0]])
     code, text, err = run_hybridnn("train", "--file", "num.csv", "--targets", targets, *SMALL, "--out", "run")
@@ -193,7 +189,7 @@ def change_folder(monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("standardize", ["true", "false"])
 def test_data_are_found_from_another_folder_or_named_where_they_moved(
-    run_hybridnn: Run, table: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, standardize: str
+    run_hybridnn, table, monkeypatch, standardize
 ) -> None:
     table("num.csv", ["age", "income", "churn"])
     prepared = ("--set", f"data.standardize={standardize}", "--set", "optimizer.lr=1e-6")
@@ -217,7 +213,7 @@ def test_data_are_found_from_another_folder_or_named_where_they_moved(
 
 
 def test_run_is_resumed_from_another_folder_and_with_its_columns_in_another_order(
-    trained: Run, table: Callable[..., Any], signal_at: SignalAt, monkeypatch: pytest.MonkeyPatch
+    trained, table, signal_at, monkeypatch
 ) -> None:
     train = ("train", "--file", "num.csv", *CHURN, *SMALL, "--set", "output.log_every=1", "-q")
     assert trained(*train, "--out", "uninterrupted")[0] == 0
@@ -284,9 +280,7 @@ def predicted(run: Run, file: str, *arguments: str) -> list[dict[str, str]]:
         return list(csv.DictReader(found))
 
 
-def test_a_table_with_text_and_gaps_is_trained_on_and_predicted_by_names(
-    run_hybridnn: Run, people: pd.DataFrame
-) -> None:
+def test_a_table_with_text_and_gaps_is_trained_on_and_predicted_by_names(run_hybridnn, people) -> None:
     train_on_people(run_hybridnn, *TABLE)
     header = records_of("run")[0]
     decided = "numbers: age; one input for each value: city (3 values); left out: note; missing values become means"
@@ -317,9 +311,7 @@ def test_a_table_with_text_and_gaps_is_trained_on_and_predicted_by_names(
     [((), "3 problems: "), (("--categories", "one-hot", "--drop", "note"), "missing values in age (3 rows, ")],
     ids=["several problems", "one problem"],
 )
-def test_training_shows_the_columns_of_a_table_that_is_refused(
-    run_hybridnn: Run, ranks: tuple[str, ...], options: tuple[str, ...], problem: str
-) -> None:
+def test_training_shows_the_columns_of_a_table_that_is_refused(run_hybridnn, ranks, options, problem) -> None:
     code, out, err = run_hybridnn("train", *OF_PEOPLE, *options, *ranks)
     assert (code, out) == (2, "")
     checked = run_hybridnn("data", "check", "people.csv", "--targets", "answer", *options)[1]
@@ -366,9 +358,7 @@ RATES = rows("rate,size,y", "5%,#,p", "7%,#,q")
         (rows("b,y", "7%,1", "9%,2"), "", FIRST, None),
     ],
 )
-def test_the_check_prints_a_command_and_what_it_does_not_solve(
-    run_hybridnn: Run, text: str, options: str, shown: str, settings: str | None
-) -> None:
+def test_the_check_prints_a_command_and_what_it_does_not_solve(run_hybridnn, text, options, shown, settings) -> None:
     Path("mine.csv").write_text(text)
     code, out, _ = run_hybridnn("data", "check", "mine.csv", "--targets", "y", *options.split())
     command = f"hybridnn train --file mine.csv --targets y {settings}".strip()

@@ -17,7 +17,7 @@ from hybridnn.in_process import run_ranks
 from hybridnn.runs.inference import evaluate_run
 from hybridnn.runs.trained_run import open_run
 from reference import trained_runs
-from reference.command_line import Run, SignalAt, assert_same_weights, error_line, records_of
+from reference.command_line import Run, assert_same_weights, error_line, records_of
 
 SETTINGS = ("training.dtype=float64", "optimizer.lr=0.03", "data.validation_fraction=0.25")
 OPTIONS = (*(part for setting in SETTINGS for part in ("--set", setting)), "--hidden", "16,16", "--batch-size", "64")
@@ -57,9 +57,7 @@ def one(trained_once: Callable[..., Path]) -> Path:
     return trained_once(*OPTIONS, "--epochs", "60", *STOPPING)
 
 
-def test_stops_by_the_definition_with_the_weights_of_the_best_epoch(
-    run_hybridnn: Run, complete: list[float], trained_once: Callable[..., Path]
-) -> None:
+def test_stops_by_the_definition_with_the_weights_of_the_best_epoch(run_hybridnn, complete, trained_once) -> None:
     last, best = stopped(complete, 3)
     assert 3 < last < 60
     text = train(run_hybridnn)
@@ -128,9 +126,7 @@ def test_other_layouts_stop_after_the_same_epoch(run_hybridnn: Run, one: Path) -
     assert_same_weights("run", one, 1e-9)
 
 
-def test_a_resumed_run_stops_after_the_same_epoch(
-    run_hybridnn: Run, complete: list[float], one: Path, signal_at: SignalAt
-) -> None:
+def test_a_resumed_run_stops_after_the_same_epoch(run_hybridnn, complete, one, signal_at) -> None:
     last, best = stopped(complete, 3)
     steps = records_of(one, "epoch")[0]["step"]
     signal_at((best + 1) * steps + 1, signal.SIGUSR1)  # while epochs without an improvement are counted
@@ -236,9 +232,7 @@ def assert_reproduced(run: Path, grid: ProcessGrid, tolerance: float = 0.0) -> N
     assert metrics.loss == pytest.approx(best["validation_loss"], rel=tolerance, abs=0)
 
 
-def test_best_weights_reproduce_the_best_metric_and_change_nothing(
-    run_hybridnn: Run, trained: Callable[..., Path]
-) -> None:
+def test_best_weights_reproduce_the_best_metric_and_change_nothing(run_hybridnn, trained) -> None:
     run = trained(9)
     assert best_of(run)["epoch"] < 9
     assert_reproduced(run, ProcessGrid())
@@ -289,9 +283,7 @@ def test_a_new_run_removes_the_best_weights_of_a_failed_one(run_hybridnn: Run) -
 
 
 @pytest.mark.parametrize("after", [-1, 1])
-def test_a_resumed_run_compares_with_earlier_epochs(
-    run_hybridnn: Run, trained: Callable[..., Path], after: int
-) -> None:
+def test_a_resumed_run_compares_with_earlier_epochs(run_hybridnn, trained, after) -> None:
     whole = trained(9, "whole")
     run = trained(best_of(whole)["epoch"] + after)
     written = (run / BEST).stat().st_mtime_ns
@@ -329,9 +321,7 @@ def test_weights_that_the_history_does_not_explain_are_named(run_hybridnn: Run, 
     assert epoch_of_file(run)[0] == 4
 
 
-def test_weights_of_an_epoch_that_the_run_no_longer_has_are_removed(
-    run_hybridnn: Run, trained: Callable[..., Path]
-) -> None:
+def test_weights_of_an_epoch_that_the_run_no_longer_has_are_removed(run_hybridnn, trained) -> None:
     """As after a crash of a run that is then resumed from an older checkpoint."""
     run = trained(3)
     change_best(run, epoch=72, metric=0.999)

@@ -133,18 +133,14 @@ def test_disturbed_runs_are_marked_among_several(run_hybridnn: Run, tmp_path: Pa
         (["done", "unfinished"], "unfinished: the run did not end well, or is still running"),
     ],
 )
-def test_mistakes_are_one_line_and_exit_code_two(
-    run_hybridnn: Run, tmp_path: Path, arguments: list[str], message: str
-) -> None:
+def test_mistakes_are_one_line_and_exit_code_two(run_hybridnn, tmp_path, arguments, message) -> None:
     (tmp_path / "foreign").mkdir()
     write_run(tmp_path / "done")
     write_run(tmp_path / "unfinished", ended=False)
     assert message in error_line(run_hybridnn("report", *arguments))
 
 
-def test_runs_that_differ_in_more_than_the_layout_have_tables_of_their_own_or_warnings(
-    run_hybridnn: Run, tmp_path: Path
-) -> None:
+def test_runs_that_differ_in_more_than_the_layout_have_tables_of_their_own_or_warnings(run_hybridnn, tmp_path) -> None:
     write_run(tmp_path / "one", seconds=[7.9], threads=2)
     write_run(tmp_path / "two", ranks=2, seconds=[1.0])
     write_run(tmp_path / "small", ranks=2, seconds=[1.0], batch_size=50)
@@ -276,9 +272,7 @@ def test_files_of_a_plot(runs: Run) -> None:
     assert "there is no folder none" in error_line(runs("report", "a", "b", "--plot", "none/x.svg"))
 
 
-def test_runs_that_diverged_are_named(
-    run_hybridnn: Run, trained_once: Callable[..., Path], plotted: list[Figure]
-) -> None:
+def test_runs_that_diverged_are_named(run_hybridnn, trained_once, plotted) -> None:
     good = str(trained_once(*SMALL, "--epochs", "2"))
     diverging = ("train", *SMALL, "--batch-size", "20", "--epochs", "3", "--lr", "1e30", "--out", "bad")
     assert run_hybridnn(*diverging)[0] == 1

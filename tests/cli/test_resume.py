@@ -66,7 +66,7 @@ def files() -> dict[Path, bytes]:
     [(signal.SIGUSR1, 75, 3), (signal.SIGTERM, 75, STEPS - 1), (signal.SIGINT, 130, STEPS_PER_EPOCH)],
 )
 def test_a_signal_stops_the_run_with_a_checkpoint_that_can_be_resumed(
-    run_hybridnn: Run, signal_at: SignalAt, whole: Path, step: int, number: signal.Signals, exit_code: int
+    run_hybridnn, signal_at, whole, step, number, exit_code
 ) -> None:
     signal_at(step, number)
     before = signal.getsignal(number)
@@ -89,9 +89,7 @@ def fail(*arguments: object) -> None:
     raise RuntimeError("power failure")
 
 
-def test_a_crashed_run_resumes_from_the_newest_valid_checkpoint(
-    run_hybridnn: Run, whole: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_crashed_run_resumes_from_the_newest_valid_checkpoint(run_hybridnn, whole, monkeypatch) -> None:
     often = ("training.checkpoint_every=5", "training.keep=2")
     with monkeypatch.context() as broken:
         broken.setattr(TrainView, "on_epoch_end", lambda view, trainer, record: record.epoch == 2 and fail())
@@ -110,9 +108,7 @@ def test_a_crashed_run_resumes_from_the_newest_valid_checkpoint(
     assert_same_run("run", whole)
 
 
-def test_the_history_is_on_disk_before_a_checkpoint_and_at_the_end(
-    run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_history_is_on_disk_before_a_checkpoint_and_at_the_end(run_hybridnn, monkeypatch) -> None:
     """And so are the names of the other files before the last line."""
     synced: list[tuple[str, str]] = []
 
@@ -132,7 +128,7 @@ def test_the_history_is_on_disk_before_a_checkpoint_and_at_the_end(
 
 
 def test_auto_restarts_a_run_without_checkpoints_that_was_killed_after_its_weights(
-    run_hybridnn: Run, whole: Path, monkeypatch: pytest.MonkeyPatch
+    run_hybridnn, whole, monkeypatch
 ) -> None:
     with monkeypatch.context() as broken:
         broken.setattr(RunFolder, "end", fail)
@@ -143,9 +139,7 @@ def test_auto_restarts_a_run_without_checkpoints_that_was_killed_after_its_weigh
     assert_same_run("run", whole)
 
 
-def test_auto_starts_resumes_and_leaves_a_finished_run(
-    run_hybridnn: Run, signal_at: SignalAt, whole: Path, trained_once: Trained
-) -> None:
+def test_auto_starts_resumes_and_leaves_a_finished_run(run_hybridnn, signal_at, whole, trained_once) -> None:
     signal_at(4, signal.SIGUSR1)
     every = ("--set", "training.checkpoint_every=5", "--set", "training.keep=2")
     assert run_hybridnn(*TRAIN, *every, "--resume", "auto")[0] == 75
@@ -163,9 +157,7 @@ def test_auto_starts_resumes_and_leaves_a_finished_run(
 
 @pytest.mark.parametrize("optimizer", [("sgd", "--set", "optimizer.momentum=0.9"), ("adam",)])
 @pytest.mark.parametrize("grid", [(), ("--in-process", "2", "--pipeline", "2", "--method", "gpipe")])
-def test_a_finished_run_is_trained_further_on_any_grid(
-    run_hybridnn: Run, trained_once: Trained, optimizer: tuple[str, ...], grid: tuple[str, ...]
-) -> None:
+def test_a_finished_run_is_trained_further_on_any_grid(run_hybridnn, trained_once, optimizer, grid) -> None:
     options = (*SMALL, "--set", "training.dtype=float64", "--optimizer", *optimizer, "--epochs")
     shutil.copytree(trained_once(*options, "5"), "run")
     assert os.listdir("run/checkpoints") == ["step-00000040"]
@@ -185,9 +177,7 @@ def test_a_run_that_fails_leaves_no_empty_checkpoint_folder(run_hybridnn: Run) -
     assert not Path("run/checkpoints").exists()
 
 
-def test_a_disk_without_room_for_the_last_checkpoint_keeps_the_results(
-    run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_without_room_for_the_last_checkpoint_keeps_the_results(run_hybridnn, monkeypatch) -> None:
     def full(pending: PendingCheckpoint) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -310,9 +300,7 @@ def test_a_data_file_may_be_moved_and_other_data_are_refused(run_hybridnn: Run, 
     assert_same_run("run", "whole")
 
 
-def test_an_interrupted_extension_is_evaluated_at_its_checkpoint(
-    finished: Path, run_hybridnn: Run, signal_at: SignalAt
-) -> None:
+def test_an_interrupted_extension_is_evaluated_at_its_checkpoint(finished, run_hybridnn, signal_at) -> None:
     signal_at(30, signal.SIGUSR1)
     assert run_hybridnn(*RESUME, "--epochs", "5")[0] == 75
     assert "run/checkpoints/step-00000030" in run_hybridnn("evaluate", "run")[1]
@@ -322,9 +310,7 @@ def test_an_interrupted_extension_is_evaluated_at_its_checkpoint(
     ("method", "ranks", "stages", "kept"),
     [("gpipe", 2, 2, True), ("gpipe", 1, 1, False), ("gpipe", 6, 3, True), ("pipedream", 2, 3, True)],
 )
-def test_stages_that_do_not_fit_the_ranks_are_chosen_again(
-    finished: Path, method: str, ranks: int, stages: int, kept: bool
-) -> None:
+def test_stages_that_do_not_fit_the_ranks_are_chosen_again(finished, method, ranks, stages, kept) -> None:
     config = finished / "config.toml"
     lines = config.read_text().splitlines(keepends=True)
     text = "".join(line for line in lines if line.split(" = ")[0] not in ("batch", "pipeline", "method"))
@@ -343,9 +329,7 @@ def test_truncated_settings_are_refused(finished: Path, run_hybridnn: Run) -> No
 
 
 @pytest.mark.parametrize("content", ["", "[" * 10_000 + "\n"])
-def test_a_finished_run_without_epoch_records_cannot_be_resumed_but_exported(
-    finished: Path, run_hybridnn: Run, content: str
-) -> None:
+def test_a_finished_run_without_epoch_records_cannot_be_resumed_but_exported(finished, run_hybridnn, content) -> None:
     history = finished / "history.jsonl"
     whole = history.read_text()
     history.write_text(whole.splitlines(keepends=True)[0] + content)

@@ -22,7 +22,7 @@ from hybridnn.comm.launcher import RankLauncher
 from hybridnn.utils.processes import REPEAT_SECONDS, Connection
 from mpi_runner.launch import find_mpirun, job_environment, marked_processes, started_job
 from mpi_runner.slowness import deadline, wait_until
-from reference.command_line import Run, error_line, read_terminal, records_of
+from reference.command_line import error_line, read_terminal, records_of
 
 HYBRIDNN = [sys.executable, "-m", "hybridnn"]
 WIDTH = 77
@@ -261,9 +261,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Start:
 
 
 @pytest.mark.parametrize("command", ["train", "evaluate run", "predict run x.csv", "calibrate", "run none.py"])
-def test_every_command_shows_what_its_ranks_write_on_a_terminal(
-    started: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: str
-) -> None:
+def test_every_command_shows_what_its_ranks_write_on_a_terminal(started, monkeypatch, tmp_path, command) -> None:
     (tmp_path / "none.py").touch()
     name, *arguments = command.split()
     monkeypatch.setattr(ranks, "columns_of_terminal", lambda stream: 77)
@@ -319,16 +317,12 @@ def test_modules_run_as_scripts_do(started: Start, tmp_path: Path) -> None:
         (["run", "script.py"], "Missing option '-n'"),
     ],
 )
-def test_mistakes_are_one_line_and_start_nothing(
-    run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
-) -> None:
+def test_mistakes_are_one_line_and_start_nothing(run_hybridnn, monkeypatch, arguments, message) -> None:
     monkeypatch.setattr(sys, "argv", ["hybridnn", *arguments])
     assert message in error_line(run_hybridnn(*arguments))
 
 
-def test_error_without_mpi_names_the_package_and_the_alternative(
-    run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_without_mpi_names_the_package_and_the_alternative(run_hybridnn, monkeypatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr(sys, "argv", ["hybridnn", "train", "-n", "4"])
     line = error_line(run_hybridnn("train", "-n", "4"))
@@ -351,9 +345,7 @@ def test_output_is_as_wide_as_the_terminal_of_the_launcher(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("answers", [False, True])
-def test_a_launcher_that_waits_for_a_host_is_ended_unless_it_answers_again(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], answers: bool
-) -> None:
+def test_a_launcher_that_waits_for_a_host_is_ended_unless_it_answers_again(monkeypatch, capsys, answers) -> None:
     states = itertools.cycle((True, not answers))
     monkeypatch.setattr(ranks, "CHECK_SECONDS", 0.01)
     monkeypatch.setattr(ranks, "SILENT_SECONDS", 1e-6 if answers else 0.05)
@@ -411,7 +403,7 @@ def launcher_end() -> Iterator[Callable[[str], int]]:
     ],
 )
 def test_a_launcher_that_lost_a_host_ends_with_an_error_and_that_of_a_failed_rank_with_its_code(
-    launcher_end: Callable[[str], int], capfd: pytest.CaptureFixture[str], last: str, code: int, expected: int
+    launcher_end, capfd, last, code, expected
 ) -> None:
     """Open MPI's mpirun ends with 0 if the connection to a host breaks, with 14 if a rank loses its connections."""
     assert launcher_end(f"printf '{last}' > ${ranks.PROGRESS_FILE}; exit {code}") == expected
@@ -421,7 +413,7 @@ def test_a_launcher_that_lost_a_host_ends_with_an_error_and_that_of_a_failed_ran
 
 @pytest.mark.parametrize(("sent", "received"), [("SIGINT", "USR2"), ("SIGTERM", "USR1"), ("SIGUSR1", "USR1")])
 def test_signals_are_forwarded_as_those_that_end_no_launcher(
-    launcher_end: Callable[[str], int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sent: str, received: str
+    launcher_end, monkeypatch, tmp_path, sent, received
 ) -> None:
     ready, wait = tmp_path / "ready", ranks._wait
 

@@ -84,9 +84,7 @@ def test_end_of_a_study_names_the_command_of_its_report(study: Run, run_hybridnn
     assert study(*run, "--cell", "0")[1].splitlines()[-1] == "1 of 1 cells are finished"
 
 
-def test_study_says_that_ranks_will_share_cores(
-    study: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_study_says_that_ranks_will_share_cores(study, capsys, monkeypatch, tmp_path) -> None:
     planned = plan_study(load_study(tmp_path / "tiny.toml"), tmp_path / "out", "env {ranks}")
     for cores, on_this_node, expected in ((1, True, True), (2, True, False), (1, False, False)):
         monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
@@ -100,13 +98,7 @@ def test_study_says_that_ranks_will_share_cores(
     ("load", "on_this_node", "expected"), [(3.0, True, True), (0.1, True, False), (3.0, False, False)]
 )
 def test_study_says_beforehand_that_the_machine_is_busy(
-    study: Run,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    load: float,
-    on_this_node: bool,
-    expected: bool,
+    study, capsys, monkeypatch, tmp_path, load, on_this_node, expected
 ) -> None:
     planned = plan_study(load_study(tmp_path / "tiny.toml"), tmp_path / "out", "env {ranks}")
     monkeypatch.setattr("os.cpu_count", lambda: 4)
@@ -117,9 +109,7 @@ def test_study_says_beforehand_that_the_machine_is_busy(
     assert (f"warning: {warning}: times will be disturbed\n" in capsys.readouterr().out) == expected
 
 
-def test_repeats_of_disturbed_cells_are_shown_and_cells_of_others_are_counted_once(
-    study: Run, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_repeats_of_disturbed_cells_are_shown_and_cells_of_others_are_counted_once(study, capsys, tmp_path) -> None:
     planned = plan_study(load_study(tmp_path / "tiny.toml"), tmp_path / "out", "env {ranks}")
     first, second = planned.chosen
     write_run(planned.folder.cell(first.id))  # ended by the other process in the meantime
@@ -248,16 +238,14 @@ def test_ready_studies_are_listed_and_run_by_name(study: Run) -> None:
     assert (code, out.endswith("in runs/studies/laugier-figure-5-reduced\n")) == (0, True)
 
 
-def test_without_a_distribution_of_studies_the_list_says_what_to_install(
-    study: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_distribution_of_studies_the_list_says_what_to_install(study, monkeypatch) -> None:
     monkeypatch.setattr("hybridnn.study.study_file.entry_points", lambda **_: ())
     message = "Error: no studies are installed; pip install hybridnn-papers adds those of the papers"
     assert error_line(study("list")) == message
 
 
 def test_conclusions_without_the_distribution_that_evaluates_them_say_what_to_install(
-    study: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    study, tmp_path, monkeypatch
 ) -> None:
     monkeypatch.setattr("hybridnn.study.study_file.entry_points", lambda **_: ())
     Path("said.toml").write_text(STUDY + '[[statements]]\nsays = "A."\n')

@@ -8,7 +8,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -158,9 +157,7 @@ CROWDED = "cores 4 ranks of 1 thread share 2 cores of a node and take turns: the
         ({"hosts": HOSTS, "in_process": True}, None),
     ],
 )
-def test_header_has_lines_where_there_is_something_to_say(
-    capsys: pytest.CaptureFixture[str], changes: dict[str, Any], line: str | None
-) -> None:
+def test_header_has_lines_where_there_is_something_to_say(capsys, changes, line) -> None:
     TrainView().on_header(replace(HEADER, **changes))
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert line is None or line in lines
@@ -241,9 +238,7 @@ def test_progress_bar_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch) ->
     assert "30/30" in text
 
 
-def test_one_rank_trains_and_leaves_a_finished_folder(
-    run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_one_rank_trains_and_leaves_a_finished_folder(run_hybridnn, monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(run_report, "draw_learning_curve", draw_learning_curve)  # not the fixture's substitute
     for name in THREAD_VARIABLES:
         monkeypatch.delenv(name, raising=False)

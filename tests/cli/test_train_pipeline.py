@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hybridnn.pipeline.schedules.methods import METHODS
-from reference.command_line import Run, SignalAt, assert_same_weights, error_line, records_of
+from reference.command_line import Run, assert_same_weights, error_line, records_of
 
 ON_FOUR = ("train", "--in-process", "4")
 HIDDEN = ["--hidden", "32,32,32,32,32,32,32"]
@@ -78,7 +78,7 @@ def test_header_report_and_output_have_the_mean_staleness(run_hybridnn: Run) -> 
 
 
 def test_a_full_pipeline_stops_at_a_signal_after_its_drain_and_resumes_as_without_the_stop(
-    run_hybridnn: Run, signal_at: SignalAt
+    run_hybridnn, signal_at
 ) -> None:
     options = ["--set", "data.rows=250", "--set", "output.log_every=1", "--epochs", "5"]
     options += ["--method", "spectrain", "--set", "training.drain_every=2"]

@@ -198,9 +198,7 @@ def test_predictions_are_the_same_in_every_format_on_ranks(run: Run) -> None:
         np.testing.assert_allclose(file["probabilities"], table[:, 1:], rtol=1e-12)
 
 
-def test_exported_file_holds_the_weights_and_the_standardization_or_both_folded(
-    run: Run, run_as_ranks: Run, tmp_path: Path
-) -> None:
+def test_exported_file_holds_the_weights_and_the_standardization_or_both_folded(run, run_as_ranks, tmp_path) -> None:
     weights = weights_of(tmp_path / "run")
     before = {path.name for path in tmp_path.iterdir()}
     assert run_as_ranks("export", "run", "w.npz") == (0, f"w.npz: the weights of run/weights.npz, step {STEPS}\n", "")

@@ -133,9 +133,7 @@ def test_output_that_cannot_be_written_is_one_line(arguments: str, unbuffered: s
     assert (done.returncode, done.stderr) == (2, line)
 
 
-def test_help_is_a_command_and_a_missing_argument_is_described(
-    run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_help_is_a_command_and_a_missing_argument_is_described(run_hybridnn, monkeypatch) -> None:
     code, text, _ = run_hybridnn("help", "data", "list")
     assert (code, "Usage: hybridnn data list" in text) == (0, True)
     monkeypatch.setattr(sys, "argv", ["hybridnn", "train", "-n", "1" * 20])

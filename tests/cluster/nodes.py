@@ -22,8 +22,6 @@ from hybridnn.comm.mpi import OVERSUBSCRIBED
 from mpi_runner.launch import JobResult, find_mpirun, run_job
 from mpi_runner.slowness import deadline
 
-__all__ = ["CANNOT", "Nodes", "NodesCannotBeMade"]
-
 SCRIPT = Path(__file__).with_name("nodes.sh")
 CANNOT = 77
 SECONDS_TO_START = 60

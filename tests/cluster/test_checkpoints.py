@@ -73,9 +73,7 @@ STARTS = {
 
 
 @pytest.mark.parametrize("kind", LAYOUTS)
-def test_a_run_goes_on_with_another_number_of_nodes(
-    kind: str, four_nodes: Nodes, undisturbed: Path, tmp_path: Path
-) -> None:
+def test_a_run_goes_on_with_another_number_of_nodes(kind, four_nodes, undisturbed, tmp_path) -> None:
     begin = [*TRAIN, "--out", "run"]
     for epoch, (number, layout) in enumerate(LAYOUTS[kind].items(), 1):
         ranks, options, printed, _ = STARTS[number]
@@ -117,9 +115,7 @@ def refusal(result: JobResult) -> str:
     return line
 
 
-def test_a_run_folder_that_other_nodes_do_not_see_is_refused(
-    four_nodes: Nodes, local_folders: Path, tmp_path: Path
-) -> None:
+def test_a_run_folder_that_other_nodes_do_not_see_is_refused(four_nodes, local_folders, tmp_path) -> None:
     """Also if all nodes have a folder of this name; nothing is made or changed in them."""
     for out in (local_folders, local_folders / "new"):
         line = refusal(started(four_nodes, tmp_path, *TRAIN, "--out", out))
@@ -129,9 +125,7 @@ def test_a_run_folder_that_other_nodes_do_not_see_is_refused(
             assert on_node(four_nodes, node, "ls", "-A", local_folders) == ""
 
 
-def test_files_that_some_nodes_lack_name_these_nodes(
-    four_nodes: Nodes, local_folders: Path, undisturbed: Path, tmp_path: Path
-) -> None:
+def test_files_that_some_nodes_lack_name_these_nodes(four_nodes, local_folders, undisturbed, tmp_path) -> None:
     random = np.random.default_rng(0)
     x, y = random.standard_normal((40, 4)), random.integers(0, 3, 40)
     np.savez(tmp_path / "data.npz", x_train=x, y_train=y)

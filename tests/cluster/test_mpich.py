@@ -15,9 +15,7 @@ TRAIN = ["train", "--data", "digits", "--hidden", "20,18,16", "--set", "training
 
 @pytest.mark.timeout(1.5 * LIMIT)
 @pytest.mark.parametrize("shape", ["2,2", "1,1,1,1"])
-def test_trainings_between_nodes_equal_those_of_one_process(
-    shape: str, mpich: Mpich, four_nodes: Nodes, tmp_path: Path
-) -> None:
+def test_trainings_between_nodes_equal_those_of_one_process(shape, mpich, four_nodes, tmp_path) -> None:
     program = [sys.executable, "-m", "cluster.training_job", shape, "40"]
     report = trained_cases(
         four_nodes, [mpich.mpirun, "-ppn", shape[0], "-n", "4", *program], tmp_path, mpich.environment

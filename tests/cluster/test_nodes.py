@@ -58,9 +58,7 @@ def drill(tmp_path_factory: pytest.TempPathFactory) -> NetworkDrill:
 
 @pytest.mark.timeout(4 * LIMIT)
 @pytest.mark.parametrize(("number", "fault"), list(enumerate(NETWORK_FAULTS)), ids=list(NETWORK_FAULTS))
-def test_a_run_survives_it_or_ends_with_its_name_and_resumes_exactly(
-    drill: NetworkDrill, tmp_path: Path, number: int, fault: str
-) -> None:
+def test_a_run_survives_it_or_ends_with_its_name_and_resumes_exactly(drill, tmp_path, number, fault) -> None:
     outcome = drill.carry_out(draw_network_trial(0, number, fault), tmp_path)
     assert outcome.complaints == [], "\n".join(outcome.complaints)
     assert outcome.injected
@@ -104,7 +102,5 @@ def test_calibration_finds_the_rate_of_the_link(tmp_path: Path) -> None:
     assert slope["send"] == pytest.approx(known, rel=0.1)
     assert 0.9 * known < slope["allreduce"] < 2.2 * known
     machine = read_machine(str(tmp_path / "machine.toml"))
-    assert machine.between_nodes is not None
     assert (machine.nodes, machine.between_nodes.segments[-1].beta_seconds_per_byte) == (2, slope["send"])
-    assert machine.between_nodes.overhead is not None
     assert machine.between_nodes.overhead.seconds(1 << 18) > 0

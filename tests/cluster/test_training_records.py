@@ -96,9 +96,7 @@ def little_memory(four_nodes: Nodes) -> Iterator[str]:
             yield node
 
 
-def test_replicas_that_a_node_has_no_room_for_are_not_shared(
-    little_memory: str, four_nodes: Nodes, tmp_path: Path
-) -> None:
+def test_replicas_that_a_node_has_no_room_for_are_not_shared(little_memory, four_nodes, tmp_path) -> None:
     """By default; where they have to be, the line names the node."""
     train = ["train", "-n", "4", "--data", "digits", "--hidden", "2500,2500", "--batch-size", "500", "--epochs", "1"]
     train += ["--optimizer", "adam"]

@@ -61,9 +61,7 @@ def test_binding_names_the_cores_of_a_rank(ranks: list[tuple[int, list[int]]], t
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_available_memory_is_within_the_limits_of_control_groups(
-    version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_available_memory_is_within_the_limits_of_control_groups(version, tmp_path, monkeypatch) -> None:
     root = tmp_path / "memory" if version == 1 else tmp_path
     names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if version == 1 else ("memory.max", "memory.current")
     line, total = ("7:memory:/job/step", "total_") if version == 1 else ("0::/job/step", "")

@@ -88,9 +88,7 @@ def test_no_launcher_names_the_library(site: Site) -> None:
 
 
 @pytest.mark.parametrize("finds", [None, object()])
-def test_without_a_library_the_error_names_packages_to_install(
-    finds: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_library_the_error_names_packages_to_install(finds, tmp_path, monkeypatch) -> None:
     """Without mpi4py, and with an mpi4py that finds no library: here its program fails."""
     python = tmp_path / "python3"
     python.write_text("#!/bin/sh\necho 'RuntimeError: cannot load MPI library' >&2; exit 1\n")
@@ -110,9 +108,7 @@ def test_without_a_library_the_error_names_packages_to_install(
         (MPICH, "none", {"SLURM_MPI_TYPE": "cray_shasta"}, ("srun", "-n")),
     ],
 )
-def test_in_a_slurm_job_srun_gets_the_option_of_the_library(
-    site: Site, library: str, plugins: str, more: dict[str, str], prefix: tuple[str, ...]
-) -> None:
+def test_in_a_slurm_job_srun_gets_the_option_of_the_library(site, library, plugins, more, prefix) -> None:
     environment = site(library, beside=True, srun=f"MPI plugin types are... {plugins}")
     assert RankLauncher.find(environment | {"SLURM_JOB_ID": "7"} | more).prefix == prefix
 
@@ -165,9 +161,7 @@ def test_srun_fills_one_node_before_the_next() -> None:
         (1000, 3, {"OMPI_MCA_btl": "tcp,self", "PRTE_MCA_hwloc_default_binding_policy": "core"}, None),
     ],
 )
-def test_settings_are_those_that_are_needed_and_not_set(
-    user: int, ranks: int, environment: dict[str, str], names: set[str] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_settings_are_those_that_are_needed_and_not_set(user, ranks, environment, names, monkeypatch) -> None:
     monkeypatch.setattr("os.geteuid", lambda: user)
     monkeypatch.setattr(launcher, "_physical_cores", lambda: 2)
     expected = (NAMES | CROWDED) - set(environment) if names is None else names
@@ -218,9 +212,7 @@ def test_a_rank_yields_where_its_node_is_crowded(monkeypatch: pytest.MonkeyPatch
         ),
     ],
 )
-def test_each_launcher_has_its_options_for_a_placement(
-    placement: Placement, srun: str, open_mpi: str, mpich: str
-) -> None:
+def test_each_launcher_has_its_options_for_a_placement(placement, srun, open_mpi, mpich) -> None:
     assert " ".join(srun_options(placement)) == srun
     assert " ".join(mpirun_options("Open MPI", placement)) == open_mpi
     assert " ".join(mpirun_options("MPICH", placement)) == mpich
@@ -282,7 +274,6 @@ def test_right_launch_is_no_problem(environment: dict[str, str], size: int) -> N
 @pytest.mark.parametrize("more", [{}, {"PMI_SIZE": "4", "PMI_RANK": "1"}])
 def test_srun_with_a_wrong_option_is_named(library: str, option: str, more: dict[str, str]) -> None:
     problem = launch_problem(STEP | more, 1, library)
-    assert problem is not None
     assert problem.startswith("srun started 4 processes, but MPI sees 1 rank: ")
     assert f"srun --mpi={option} " in problem
     assert "\n" not in problem
@@ -299,7 +290,6 @@ def test_srun_with_a_wrong_option_is_named(library: str, option: str, more: dict
 )
 def test_mpirun_of_another_library_is_named(environment: dict[str, str], text: str) -> None:
     problem = launch_problem(environment, 1, MPICH)
-    assert problem is not None
     assert problem.startswith(text)
     assert MPICH in problem
 
@@ -352,9 +342,7 @@ def describe(monkeypatch: pytest.MonkeyPatch, process: int, variables: dict[str,
         ({"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0"}, {"SLURM_JOB_ID": "2"}),  # sbatch in a rank
     ],
 )
-def test_what_a_rank_starts_is_its_child_unless_a_launcher_starts_it(
-    monkeypatch: pytest.MonkeyPatch, rank: dict[str, str], own: dict[str, str]
-) -> None:
+def test_what_a_rank_starts_is_its_child_unless_a_launcher_starts_it(monkeypatch, rank, own) -> None:
     describe(monkeypatch, os.getpid(), rank)
     assert not is_child(), "the rank itself"
     describe(monkeypatch, os.getppid(), rank)
@@ -478,11 +466,7 @@ def test_a_single_process_needs_no_home_and_maps_no_file_of_shared_memory(home: 
         name: value for name, value in os.environ.items() if name not in (*RANK_VARIABLES, BTL, "HOME")
     } | home
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=deadline(60),
+        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=deadline(60)
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == "[]\n^ofi\n"

@@ -177,14 +177,7 @@ DATA = st.sampled_from(
 @given(
     data=DATA, optimizer=OPTIMIZERS, schedule=SCHEDULES, hidden=st.lists(st.integers(1, 9)), norm=st.floats(1e-9, 1e9)
 )
-def test_resolved_settings_load_as_equal_settings(
-    tmp_path_factory: pytest.TempPathFactory,
-    data: dict[str, object],
-    optimizer: dict[str, object],
-    schedule: dict[str, object],
-    hidden: list[int],
-    norm: float,
-) -> None:
+def test_resolved_settings_load_as_equal_settings(tmp_path_factory, data, optimizer, schedule, hidden, norm) -> None:
     settings = settings_from(
         {
             "data": data,

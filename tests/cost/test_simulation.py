@@ -34,11 +34,7 @@ PASS = 16 * 16 * 1e-6
 """Seconds of a product of one layer per sample."""
 
 
-def simulated(
-    layout: Layout,
-    machine: Machine,
-    workload: Workload = WORKLOAD,
-) -> SimulatedStep:
+def simulated(layout: Layout, machine: Machine, workload: Workload = WORKLOAD) -> SimulatedStep:
     return simulate_layout(workload, layout, machine)
 
 

@@ -231,9 +231,7 @@ def test_a_rank_with_another_collective_is_named_in_any_program(fault: tuple[lis
 
 
 @given(faults)
-def test_a_rank_that_omits_a_collective_is_named_in_any_program(
-    fault: tuple[list[Step], int, int],
-) -> None:
+def test_a_rank_that_omits_a_collective_is_named_in_any_program(fault: tuple[list[Step], int, int]) -> None:
     program, rank, position = fault
     position %= len(program)
     states = faulty(program, rank, [*program[:position], *program[position + 1 :], END])

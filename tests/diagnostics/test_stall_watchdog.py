@@ -222,9 +222,7 @@ def test_a_stopped_watchdog_leaves_no_threads_and_descriptors(mpi_ranks: int) ->
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_the_folder_is_where_all_ranks_share_it(
-    comm: MPI.Intracomm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_folder_is_where_all_ranks_share_it(comm, tmp_path, monkeypatch) -> None:
     """Rank 1 shares the temporary directory of rank 0, then only the current one, then neither."""
     node = comm.Split(comm.rank, 0)
     hidden: list[Path] = []
@@ -254,9 +252,7 @@ def test_the_folder_is_where_all_ranks_share_it(
     assert len(list(current.iterdir())) == 1
 
 
-def test_a_folder_that_another_rank_removes_at_this_moment_is_already_clear(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_another_rank_removes_at_this_moment_is_already_clear(tmp_path, monkeypatch) -> None:
     files = StallFiles(tmp_path)
     files.path.mkdir()
 
@@ -323,14 +319,7 @@ def aborts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ],
     ids=["an exception", "an interrupt", "an exception in a thread"],
 )
-def test_an_error_of_any_thread_ends_the_job(
-    others_seen: list[str],
-    aborts: list[int],
-    capfd: pytest.CaptureFixture[str],
-    fail: Callable[[], None],
-    header: str,
-    name: str,
-) -> None:
+def test_an_error_of_any_thread_ends_the_job(others_seen, aborts, capfd, fail, header, name) -> None:
     fail()
     printed = capfd.readouterr().err
     assert header in printed

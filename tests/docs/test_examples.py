@@ -18,9 +18,7 @@ LISTED = {"train_digits", "process_grid", "stale_pipeline", "own_table", "own_op
 
 
 @pytest.fixture
-def output_of(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., str]:
+def output_of(tmp_path, monkeypatch, capsys) -> Callable[..., str]:
     """Run a program in an empty folder, on as many ranks as are given; return what it prints."""
 
     def run(name: str, ranks: int = 1) -> str:

@@ -110,7 +110,6 @@ for name in found.values():
             control.value = value
             if controls.result is None:
                 controls.update()
-            assert controls.result is not None, f"{name}: nothing is drawn for {control.description} = {value}"
             drawn.add(controls.result.data)
         control.value = before
     pictures[name] = len(drawn)
@@ -224,9 +223,7 @@ def committed(name: str) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("lesson", LESSONS)
-def test_results_agree_with_one_process_and_sliders_draw(
-    lesson: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_results_agree_with_one_process_and_sliders_draw(lesson, monkeypatch, tmp_path) -> None:
     quiet_kernel(monkeypatch, tmp_path)
     text, (results, check) = committed(lesson), LESSONS[lesson]
     # Unknown types are NumPy's numbers.

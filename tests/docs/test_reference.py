@@ -76,9 +76,7 @@ def test_settings_and_keys_are_printed(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize("width", [20, 40, 80])
-def test_names_of_settings_are_whole_at_any_width(
-    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_names_of_settings_are_whole_at_any_width(width, capsys, monkeypatch) -> None:
     monkeypatch.setattr("hybridnn.cli.output.PLAIN_WIDTH", width)
     with pytest.raises(SystemExit):
         main(("settings", "optimizer"))

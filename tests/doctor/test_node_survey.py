@@ -208,9 +208,7 @@ def test_facts_of_this_node() -> None:
     ("slurm", "quota", "limit"),
     [({}, None, None), ({}, "max 100000", None), ({}, "150000 100000", 1.5), ({"SLURM_CPUS_ON_NODE": "8"}, None, 8.0)],
 )
-def test_limit_of_container_and_allocation(
-    tmp_path: Path, slurm: dict[str, str], quota: str | None, limit: float | None
-) -> None:
+def test_limit_of_container_and_allocation(tmp_path, slurm, quota, limit) -> None:
     file = tmp_path / "cpu.max"
     if quota is not None:
         file.write_text(f"{quota}\n")

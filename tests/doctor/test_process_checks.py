@@ -52,7 +52,6 @@ OF_SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2"
 
 def expect(found: Finding | None, verdict: str, what: str = "", advice: str = "") -> None:
     """Compare the verdict, and find texts in what is said and advised."""
-    assert found is not None
     assert (found.verdict, what in found.what, advice in found.advice) == (verdict, True, True), found
 
 
@@ -337,7 +336,6 @@ def failing() -> Finding:
 def test_a_check_that_raises_is_a_failure_with_its_first_line() -> None:
     found = run_check("mine", failing)
     expect(found, "failure", "ValueError: the first line")
-    assert found is not None
     assert found.name == "mine"
     assert "second" not in found.what
     assert found.advice
@@ -369,9 +367,7 @@ def test_a_check_in_a_thread_returns_its_finding_and_is_a_failure_if_it_hangs() 
         ([[FINE, Finding("job", "ok", "of all")], [FINE, BAD]], [("fine", ()), ("of all", ()), ("bad", (1,))]),
     ],
 )
-def test_findings_that_not_all_ranks_have_name_their_ranks(
-    reports: list[list[Finding]], expected: list[tuple[str, tuple[int, ...]]]
-) -> None:
+def test_findings_that_not_all_ranks_have_name_their_ranks(reports, expected) -> None:
     assert [(finding.what, finding.ranks) for finding in merge_reports(reports).findings] == expected
 
 

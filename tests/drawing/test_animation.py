@@ -19,9 +19,7 @@ STAGES = 4
 
 def data_of(page: str) -> dict[str, Any]:
     found = re.search(r'<script id="schedule" type="application/json">(.*?)</script>', page, re.DOTALL)
-    assert found is not None
     content = json.loads(found[1])
-    assert isinstance(content, dict)
     return content
 
 

@@ -159,7 +159,6 @@ def test_controls_and_what_they_show(browser: Browser, tmp_path: Path) -> None:
             value = page.get_by_role("slider", name="Time").get_attribute("aria-valuetext")
             assert value == f"time {time:g} of {made.makespan:g}"
         chart = page.locator("#chart").bounding_box()
-        assert chart is not None
         page.mouse.click(chart["x"] + chart["width"] - 2, chart["y"] + 10)
         assert time_of(page) == pytest.approx(made.makespan, rel=0.02)
 
@@ -264,7 +263,6 @@ def test_it_fits_into_a_narrow_window(browser: Browser, tmp_path: Path) -> None:
             assert page.evaluate("pipeline.scrollWidth <= pipeline.clientWidth")
             for button in page.get_by_role("button").all():
                 box = button.bounding_box()
-                assert box is not None
                 assert box["x"] >= 0
                 assert box["x"] + box["width"] <= width
                 assert min(box["width"], box["height"]) >= 24  # criterion 2.5.8
@@ -281,9 +279,7 @@ def hexadecimal(colour: str) -> str:
 
 
 @pytest.mark.parametrize(("method", "sizes"), [("zb-h1", {"microbatches": 8}), ("pipedream", {"minibatches": 8})])
-def test_text_is_readable_in_light_and_dark(
-    browser: Browser, tmp_path: Path, method: str, sizes: dict[str, int]
-) -> None:
+def test_text_is_readable_in_light_and_dark(browser, tmp_path, method, sizes) -> None:
     """The page follows a change; neighbouring versions differ for every kind of sight."""
     made = schedule(method, stages=4, **sizes)
     parts = "h1, .summary, #caption, #clock, .tile .number, .tile .what, .chip, .token, label, dt, dd, summary"

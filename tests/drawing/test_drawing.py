@@ -192,7 +192,6 @@ def test_svg_document() -> None:
     assert root.findtext(f"{SVG}title") == "spectrain: 2 stages, 3 minibatches"
     assert root.attrib["viewBox"] == f"0 0 {root.attrib['width']} {root.attrib['height']}"
     background = root.find(f"{SVG}rect")
-    assert background is not None
     assert (background.attrib["width"], background.attrib["fill"]) == (root.attrib["width"], "#ffffff")
     names = {text.text for text in root.iter(f"{SVG}text")}
     assert {"stage 0", "stage 1", "forward", "backward", "idle", "time", "number: minibatch, from 1"} <= names

@@ -289,9 +289,7 @@ def test_partial_fit_after_an_exception_goes_on_from_the_weights_before(comm: MP
             unfitted.predict(x)
 
 
-def test_fits_are_silent_unless_they_are_asked_to_speak(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fits_are_silent_unless_they_are_asked_to_speak(monkeypatch, capsys) -> None:
     logistic = MLPClassifier(**QUICK, activation="logistic", verbose=True).fit(*IRIS)
     assert "epoch 4/4, train loss" in capsys.readouterr().out
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: SimpleNamespace(kernel=1)))

@@ -18,8 +18,6 @@ from fault_drill.network_trials import NETWORK_FAULTS, NetworkDrill, NetworkTria
 from fault_drill.trials import Drill, Trial, draw_trial
 from mpi_runner.slowness import deadline
 
-__all__ = ["main"]
-
 KIND_OF = {name: fault.kind for name, fault in FAULTS.items()} | dict.fromkeys(NETWORK_FAULTS, "network")
 """Row of the table, by fault."""
 

@@ -11,8 +11,6 @@ from random import Random
 from fault_drill.finished import checkpoints
 from reference.damaged_files import CONTENT, CUTS, Damage
 
-__all__ = ["DAMAGES", "damage", "disks_can_be_made", "fill", "restore_size", "small_disk"]
-
 DISK_BYTES = 64 << 20
 ATTEMPTS = 20
 

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Finished", "Outcome", "checkpoints", "compare", "read_finished"]
-
 CHANGING = ("samples_per_second", "compute_seconds", "communication_seconds", "waiting_seconds", "bytes_sent")
 """Keys of a record whose values differ from run to run, or depend on the point of resumption."""
 

@@ -15,8 +15,6 @@ from fault_drill.rank import BROKEN
 if TYPE_CHECKING:
     from fault_drill.launches import Recipe
 
-__all__ = ["FAULTS", "Fault", "Injection", "draw_injection"]
-
 WORK = ("training", "evaluation", "checkpoint")
 KILLED = r"signal:? 9\b|signal 9 \(|SIGNAL: 9\b|[Kk]illed"
 STOPPED = r"stopped by SIG(TERM|USR1) after step \d+; wrote "

@@ -22,8 +22,6 @@ from fault_drill.rank import HERE, OVER, PROCESS
 from mpi_runner.launch import NOT_STARTED, STARTS, find_mpirun, job_environment, marked_processes, started_job
 from mpi_runner.slowness import deadline
 
-__all__ = ["RECIPES", "Launched", "Recipe", "launch", "new_run", "run_job"]
-
 EPOCHS, SAMPLES, BATCH_SIZE = 4, 240, 20
 
 

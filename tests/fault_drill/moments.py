@@ -7,8 +7,6 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MOMENTS", "PHASES", "START", "Moment", "watch"]
-
 
 @dataclass(frozen=True)
 class Moment:

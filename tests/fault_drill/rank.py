@@ -19,8 +19,6 @@ from typing import Any
 
 from fault_drill.moments import watch
 
-__all__ = ["BROKEN", "HERE", "OVER", "PROCESS", "main"]
-
 PROCESS, HERE, OVER = "process-", "here-", "over"
 """Names of the marker files: ranks write ``process-RANK`` and ``here-RANK``, the drill writes ``over``."""
 

@@ -13,8 +13,6 @@ from fault_drill.injections import FAULTS, Injection, draw_injection
 from fault_drill.launches import RECIPES, Launched, Recipe, launch, new_run
 from mpi_runner.slowness import deadline
 
-__all__ = ["Drill", "Trial", "draw_trial"]
-
 FOLLOWING = ("rank killed", "all killed", "killed in resume", "killed in checkpoint", "exception", "signal")
 """Faults of resumed runs."""
 

@@ -181,11 +181,7 @@ def test_warning_during_the_search_for_a_launcher_requeues(tmp_path: Path, name:
 
 @pytest.mark.parametrize(
     ("name", "file"),
-    [
-        (TRAIN, "runs/name-17/launcher-17"),
-        (ARRAY, "here/slurm/launcher-16"),
-        (SCALING, "here/slurm/launcher-17"),
-    ],
+    [(TRAIN, "runs/name-17/launcher-17"), (ARRAY, "here/slurm/launcher-16"), (SCALING, "here/slurm/launcher-17")],
 )
 def test_launcher_is_kept_for_the_next_start(tmp_path: Path, name: str, file: str) -> None:
     more = {} if name == TRAIN else {**TASK, "OMPI_MCA_osc": "rdma"}
@@ -275,8 +271,7 @@ def test_cancelled_job_is_not_requeued(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
-    [(TRAIN, "; to go on, submit the same with RUN=runs/name-17\n"), (ARRAY, "\n")],
+    ("name", "text"), [(TRAIN, "; to go on, submit the same with RUN=runs/name-17\n"), (ARRAY, "\n")]
 )
 def test_restarts_end_at_their_limit(tmp_path: Path, name: str, text: str) -> None:
     more = {**RUNS[name][0], "most_restarts": "2"}

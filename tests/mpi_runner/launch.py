@@ -19,17 +19,6 @@ from hybridnn.comm.mpi import mpirun_settings
 
 from .slowness import deadline
 
-__all__ = [
-    "JobResult",
-    "MpirunNotFound",
-    "find_mpirun",
-    "job_environment",
-    "marked_processes",
-    "run_job",
-    "run_mpi",
-    "started_job",
-]
-
 JOB_MARK = "HYBRIDNN_TEST_JOB"
 SECONDS_TO_END = 3.0  # for the clean-up of mpirun before it is killed
 

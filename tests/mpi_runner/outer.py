@@ -16,8 +16,6 @@ from .launch import MpirunNotFound, find_mpirun, job_environment, started_job
 from .rank import RECORDS, RECORDS_FOLDER, read_records
 from .slowness import deadline
 
-__all__ = ["NO_JOB", "MpiJobs", "judge", "ranks_of", "wait_for_job"]
-
 Reports = dict[str, list[pytest.TestReport]]
 """Reports of tests, by node id."""
 

@@ -11,8 +11,6 @@ import pytest
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-__all__ = ["RECORDS", "RECORDS_FOLDER", "RankRecorder", "read_records"]
-
 RECORDS_FOLDER = "HYBRIDNN_TEST_RECORDS"
 RECORDS = "records.jsonl"
 

@@ -5,8 +5,6 @@ import os
 import time
 from collections.abc import Callable
 
-__all__ = ["deadline", "wait_until"]
-
 SLOWNESS = "HYBRIDNN_TEST_SLOWNESS"
 """Environment variable that sets the factor; without it, the factor is measured when a deadline is set."""
 

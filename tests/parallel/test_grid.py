@@ -49,9 +49,7 @@ def test_node_memory_is_shared_by_all_ranks_of_the_node(comm: MPI.Intracomm) -> 
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_a_grid_outlives_its_communicator_whose_parts_the_next_one_frees(
-    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_grid_outlives_its_communicator_whose_parts_the_next_one_frees(comm, monkeypatch) -> None:
     freed: list[object] = []
     free = kept_with._free_with_parts
     monkeypatch.setattr(kept_with, "_free_with_parts", lambda part: [freed.append(part), free(part)])

@@ -15,11 +15,7 @@ from hybridnn.training.data_split import ScatterDistributor
 from reference.ranks import allgather_objects
 
 
-@given(
-    st.lists(st.integers(1, 20), min_size=2, max_size=7),
-    st.integers(1, 5),
-    st.sampled_from(MODEL_SPLITS),
-)
+@given(st.lists(st.integers(1, 20), min_size=2, max_size=7), st.integers(1, 5), st.sampled_from(MODEL_SPLITS))
 def test_every_parameter_is_owned_by_exactly_one_rank(sizes: list[int], ranks: int, split: str) -> None:
     layers = MLP(sizes).layers
     owners = [(np.zeros((layer.outputs, layer.inputs), int), np.zeros(layer.outputs, int)) for layer in layers]

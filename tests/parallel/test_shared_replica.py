@@ -117,9 +117,7 @@ def steps_of(
 
 @pytest.mark.parametrize("block", [shared_replica.SUM_BLOCK, 48], ids=["one block", "several blocks, the last short"])
 @pytest.mark.in_process(ranks=RANKS)
-def test_updates_equal_those_of_one_rank_with_the_summed_gradient(
-    comm: MPI.Intracomm, block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_updates_equal_those_of_one_rank_with_the_summed_gradient(comm, block, monkeypatch) -> None:
     monkeypatch.setattr(shared_replica, "SUM_BLOCK", block)
     for number, nodes in enumerate(NODES[comm.size]):
         for size in (16, 720):  # fewer units than ranks, and more

@@ -89,9 +89,7 @@ def slowest_of(counts: tuple[int, ...], model: MLP, samples: int, itemsize: int)
     st.integers(1, 300),
     st.sampled_from([4, 8]),
 )
-def test_a_partition_by_typical_costs_equals_the_best_of_all(
-    sizes: list[int], stages: int, samples: int, itemsize: int
-) -> None:
+def test_a_partition_by_typical_costs_equals_the_best_of_all(sizes, stages, samples, itemsize) -> None:
     model = MLP(sizes)
     stages = min(stages, len(model.layers))
     found = typical_partition(model, ((1, 1),) * stages, 1, samples, itemsize)

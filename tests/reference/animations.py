@@ -18,8 +18,6 @@ from hybridnn.pipeline.schedules.instructions import (
     WeightGradient,
 )
 
-__all__ = ["Shown", "at_barrier", "label", "moments", "shown", "unread"]
-
 PASSES = (Forward, Recompute, Backward, InputGradient, WeightGradient)
 GRADIENTS = (Backward, InputGradient, WeightGradient)
 

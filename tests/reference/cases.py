@@ -17,10 +17,7 @@ TOLERANCE = 1e-10
 
 OPTIMIZERS: dict[str, tuple[Optimizer, serial.Rule]] = {
     "plain": (hybridnn.SGD(lr=0.005, momentum=0.0), serial.SGD(lr=0.005)),
-    "decay": (
-        hybridnn.SGD(lr=0.005, momentum=0.0, weight_decay=0.05),
-        serial.SGD(lr=0.005, weight_decay=0.05),
-    ),
+    "decay": (hybridnn.SGD(lr=0.005, momentum=0.0, weight_decay=0.05), serial.SGD(lr=0.005, weight_decay=0.05)),
     "momentum": (hybridnn.SGD(lr=0.002, momentum=0.9), serial.SGD(lr=0.002, momentum=0.9)),
     "dampened": (
         hybridnn.SGD(lr=0.003, momentum=0.8, dampening=0.3, weight_decay=0.01),

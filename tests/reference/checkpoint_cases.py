@@ -137,9 +137,4 @@ def layouts(ranks: int) -> list[Layout]:
 
 def partitions(stages: int) -> list[tuple[int, ...]]:
     """Layers of every part, for one part per stage and, if there are enough layers, for two."""
-    return {
-        1: [(LAYERS,)],
-        2: [(2, 3), (1, 2, 1, 1)],
-        3: [(1, 3, 1)],
-        4: [(1, 2, 1, 1)],
-    }[stages]
+    return {1: [(LAYERS,)], 2: [(2, 3), (1, 2, 1, 1)], 3: [(1, 3, 1)], 4: [(1, 2, 1, 1)]}[stages]

@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["CONTENT", "CUTS", "IMPOSSIBLE_NAMES", "REPLACEMENTS", "Damage", "changed", "forge", "mutations", "replace"]
-
 Damage = Callable[[Path, Random], object]
 """Damages a file, with a source of random choices."""
 

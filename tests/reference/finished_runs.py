@@ -12,16 +12,6 @@ from hybridnn.pipeline.layout import Layout
 from hybridnn.runs.run_files import CONFIG_END
 from hybridnn.study.results import StudyResults, read_results
 
-__all__ = [
-    "load_line",
-    "made_study",
-    "measured_line",
-    "prediction_line",
-    "runs_by_ranks",
-    "write_run",
-    "write_study",
-]
-
 
 def prediction_line(seconds_per_step: float, **changes: Any) -> dict[str, Any]:
     """Return a line of kind "prediction" for epochs of ten steps."""

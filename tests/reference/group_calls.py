@@ -11,8 +11,6 @@ from hybridnn.comm.blocks import block_sizes, block_slice
 from hybridnn.comm.group import Group
 from reference.stand_in_device import data_of
 
-__all__ = ["CALLS", "Case", "allreduce"]
-
 
 class Case(NamedTuple):
     """A group, the dtype and shape of its arrays, and copies from NumPy to the memory of the group and back."""

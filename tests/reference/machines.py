@@ -5,8 +5,6 @@ from typing import Any
 
 from hybridnn.cost.machine import Machine
 
-__all__ = ["make_machine"]
-
 
 def make_machine(
     *,

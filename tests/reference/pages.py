@@ -14,12 +14,6 @@ import pytest
 from mpi_runner.launch import job_environment
 from mpi_runner.slowness import deadline
 
-__all__ = [
-    *("ROOT", "has_commands", "man_pages", "outputs", "paper_results", "reference_pages", "require_reasons"),
-    "run_commands",
-    *("executed", "printed", "quiet_kernel", "with_cells"),
-]
-
 ROOT = Path(__file__).parents[2]
 
 TEXTS = {"json", "text", "toml"}
@@ -29,8 +23,6 @@ REASONS = ("by hand", "not in tests")
 
 def _load(name: str, folder: str = "docs") -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"docs_{name}", ROOT / folder / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import pytest
     from mpi4py import MPI
 
-__all__ = ["allgather_objects", "on_nodes", "replace_on_this_rank", "shared_mappings", "this_rank"]
-
 
 def this_rank() -> int:
     """Rank of the caller in `COMM_WORLD`."""

@@ -7,8 +7,6 @@ from hybridnn.pipeline.schedules.instructions import COMPUTATIONS, Barrier, Inst
 from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
 from hybridnn.pipeline.schedules.schedule import Schedule
 
-__all__ = ["forms", "small", "times_of_computations"]
-
 
 def small(method: str, stages: int, minibatches: int = 3, chunks: int = 2, **options: Any) -> Schedule:
     """A schedule with two microbatches per stage, and with `chunks` chunks, if the method has them."""

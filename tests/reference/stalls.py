@@ -10,8 +10,6 @@ import hybridnn
 from hybridnn.diagnostics.rank_state import CallState, GroupState, RankState, StackLine
 from hybridnn.utils.text import format_ranks
 
-__all__ = ["Job", "collective", "message", "progress", "rank_state"]
-
 SLOW_LINE = StackLine("/home/user/slow.py", 12, "on_step", "time.sleep(1000)")
 ENGINE = str(Path(hybridnn.__file__).parent / "training" / "engine.py")
 CALL_LINE = StackLine(ENGINE, 204, "_check", "group.allreduce(total)")

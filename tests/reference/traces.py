@@ -19,8 +19,6 @@ from hybridnn.pipeline.schedules.instructions import (
 )
 from hybridnn.runs.trace_file import Epoch, RankTrace
 
-__all__ = ["communication", "compute", "layout_of", "make_epoch", "phase", "trace_document", "two_stages"]
-
 Widths = Sequence[tuple[int, int]]
 
 
@@ -67,11 +65,7 @@ def trace_document(widths: Widths, lanes: Sequence[Sequence[Event]], **options: 
     """Content of a trace file, from events with times in milliseconds."""
     return {
         "displayTimeUnit": "ms",
-        "otherData": {
-            "hybridnn": "1",
-            "layout": asdict(layout_of(widths, lanes, **options)),
-            "complete_since_us": 0.0,
-        },
+        "otherData": {"hybridnn": "1", "layout": asdict(layout_of(widths, lanes, **options)), "complete_since_us": 0.0},
         "traceEvents": [_entry(event, rank) for rank, events in enumerate(lanes) for event in events],
     }
 

@@ -19,17 +19,6 @@ from hybridnn.runs.run import run_training
 from hybridnn.training.records import EpochRecord
 from reference.network import Network
 
-__all__ = [
-    "FEATURES",
-    "HYBRIDNN_WITHOUT_CURVE",
-    "NETWORK",
-    "REGRESSION",
-    "regression_file",
-    "train",
-    "weights_of",
-    "write_checkpoint",
-]
-
 Arrays = dict[str, NDArray[Any]]
 
 FEATURES = 5

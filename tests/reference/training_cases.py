@@ -33,8 +33,6 @@ from reference.pipeline_cases import PipelineCase, block_sends, expected_outcome
 from reference.ranks import on_nodes, this_rank
 from reference.serial import Outcome
 
-__all__ = ["Grid", "TrainingCase", "check_training", "run_training_case", "trained", "trainer_of"]
-
 Message = tuple[str, Any, tuple[int, ...]]
 
 SENDING = ("allreduce", "allgather_rows", "broadcast", "scatter_rows", "gather_rows")

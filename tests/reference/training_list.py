@@ -29,8 +29,6 @@ from reference.pipelines import predicts
 from reference.sweeps import DISTRIBUTIONS, SPLITS, grid_shapes, layouts, sizes_for, trainings
 from reference.training_cases import Grid, TrainingCase
 
-__all__ = ["SHARED", "THREE", "WIDE", "all_cases", "methods"]
-
 Cases = Iterator[TrainingCase]
 
 SHARED_REPLICA, PRIVATE_REPLICA = "SharedReplica", "PrivateReplica"

@@ -111,9 +111,7 @@ DEEP = {"data": {"rows": 200}, "model": {"hidden": [12, 12, 12, 12]}}
 
 
 @pytest.mark.in_process(ranks=[2])
-def test_the_machine_file_balances_a_pipeline_and_a_resumed_run_keeps_its_partition(
-    comm: MPI.Intracomm, no_machine: Path
-) -> None:
+def test_the_machine_file_balances_a_pipeline_and_a_resumed_run_keeps_its_partition(comm, no_machine) -> None:
     def begin(machine: Machine | None) -> None:
         comm.Barrier()
         if comm.rank == 0:
@@ -151,9 +149,7 @@ def test_the_machine_file_balances_a_pipeline_and_a_resumed_run_keeps_its_partit
 
 
 @pytest.mark.in_process(ranks=[2])
-def test_the_machine_file_chooses_the_microbatches_and_the_header_says_so(
-    comm: MPI.Intracomm, no_machine: Path
-) -> None:
+def test_the_machine_file_chooses_the_microbatches_and_the_header_says_so(comm, no_machine) -> None:
     """On machines where only calls, and where only work takes time; a bubble is half a microbatch of two."""
     parallel = {"pipeline": 2, "method": "gpipe"}
     for name, machine, expected in (("calls", make_machine(call=1.0), 2), ("work", make_machine(), 16)):
@@ -171,9 +167,7 @@ def test_the_machine_file_chooses_the_microbatches_and_the_header_says_so(
 
 
 @pytest.mark.in_process(ranks=[2])
-def test_the_header_advises_where_a_layout_is_clearly_slower(
-    comm: MPI.Intracomm, no_machine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_header_advises_where_a_layout_is_clearly_slower(comm, no_machine, monkeypatch) -> None:
     monkeypatch.delenv("HYBRIDNN_MACHINE", raising=False)
     monkeypatch.chdir(no_machine)
     for name, machine in (("none", None), ("slow messages", make_machine(alpha=1.0))):
@@ -190,11 +184,7 @@ def test_the_header_advises_where_a_layout_is_clearly_slower(
 
 
 GENERATED = ("data.name=synthetic", "data.rows=50", "data.synthetic.test_samples=10")
-SMALL = (
-    "model.hidden=[9,8,7,6,5]",
-    "training.epochs=1",
-    "training.batch_size=20",
-)
+SMALL = ("model.hidden=[9,8,7,6,5]", "training.epochs=1", "training.batch_size=20")
 
 
 def with_data(changes: Sequence[str]) -> list[str]:
@@ -222,7 +212,6 @@ def check(comm: MPI.Intracomm, folder: Path, *changes: str) -> None:
     if comm.rank > 0:
         return
     header = view.header
-    assert header is not None
     assert (workload.model.sizes, workload.samples) == (header.sizes, header.train_samples)
     assert layout.ranks == comm.size
     assert layout.describe() == header.layout.describe()

@@ -45,9 +45,7 @@ def test_labels_stay_labels_and_raw_data_stay_raw(comm: MPI.Intracomm) -> None:
 
 @pytest.mark.in_process(ranks=RANKS)
 @pytest.mark.parametrize("shared_bytes", [2**30, 0])
-def test_generated_data_are_the_same_shared_or_made_on_demand(
-    comm: MPI.Intracomm, shared_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_generated_data_are_the_same_shared_or_made_on_demand(comm, shared_bytes, monkeypatch) -> None:
     monkeypatch.setattr(data_placement, "SHARED_BYTES", shared_bytes)
     taken: list[int] = []
     take = SyntheticRows.take

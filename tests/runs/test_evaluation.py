@@ -35,9 +35,7 @@ def evaluated(run: Path, source: str | Path | None = None, **choice: Any) -> Eva
         {"file": "mine.npz", "standardize": False},
     ],
 )
-def test_figures_are_those_of_the_last_epoch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: dict[str, Any]
-) -> None:
+def test_figures_are_those_of_the_last_epoch(tmp_path, monkeypatch, data) -> None:
     monkeypatch.chdir(tmp_path)
     regression_file(tmp_path / "mine.npz")
     training = {"epochs": 2, "batch_size": 64, "dtype": "float64", "clip_norm": 1e-3}
@@ -179,9 +177,7 @@ def outputs_of(run: Path, network: net.Network, x: NDArray[Any]) -> NDArray[Any]
         return net.forward(network, weights_of(run), (x - file["x_mean"]) / file["x_scale"])[0]
 
 
-def test_numbers_are_in_the_units_of_the_targets(
-    regression: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_numbers_are_in_the_units_of_the_targets(regression, tmp_path, monkeypatch) -> None:
     x = np.random.default_rng(4).normal(size=(37, FEATURES)) * 20
     np.savez(tmp_path / "x.npz", x=x, unused=np.zeros(2))
     with np.load(regression / "standardization.npz") as file:
@@ -223,7 +219,6 @@ def test_classes_and_probabilities(digits: Path, tmp_path: Path) -> None:
     found = predicted(digits, tmp_path / "x.npz")
     outputs = outputs_of(digits, net.Network((64, 12, 10)), x)
     np.testing.assert_allclose(found.values, [np.exp(net.log_softmax(row)) for row in outputs], rtol=1e-11)
-    assert found.classes is not None
     assert found.classes.tolist() == [int(np.argmax(row)) for row in outputs]
     assert found.columns[3] == "probability_3"
 
@@ -392,9 +387,7 @@ def test_mistakes_are_raised_on_every_rank(comm: MPI.Intracomm, tmp_path: Path) 
 
 
 @pytest.mark.in_process(ranks=[2])
-def test_bytes_of_an_epoch_do_not_depend_on_the_clock(
-    comm: MPI.Intracomm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bytes_of_an_epoch_do_not_depend_on_the_clock(comm, tmp_path, monkeypatch) -> None:
     folder = shared_folder(comm, tmp_path)
     sent = []
     for seconds in (0.0, 1e9):  # ranks agree on a stop after every step, or hardly ever

@@ -102,7 +102,6 @@ def test_everything_in_the_folder_is_read(tmp_path: Path) -> None:
     assert run.header.sizes == (64, 64, 64, 10)
     assert run.settings.parallel.model == 2
     assert len(run.epochs) == 4
-    assert run.prediction is not None
     assert (run.prediction.machine, run.prediction.seconds_per_epoch) == ("laptop", 2.5)
     assert [(step.epoch, step.waiting) for step in run.measured] == [(1, pytest.approx(0.02))]
 

@@ -267,7 +267,6 @@ def test_a_run_beyond_the_memory_writes_no_folder(ranks: int, tmp_path: Path, mo
             run_ranks(ranks, run)
         assert not (tmp_path / "run").exists()
         found = re.search(r"([0-9.]+) MB are needed and 0 B are free on its node", str(raised.value))
-        assert found is not None
         needed.append(float(found[1]))
     assert needed[1] - needed[0] == pytest.approx(2 * 4e-6 * (65 * 20_000 + 20_001 * 10), abs=1.1)
 

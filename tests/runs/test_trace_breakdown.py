@@ -114,10 +114,7 @@ def test_messages_of_chunks() -> None:
     ]
     assert broken_down(TWO, [first, last], 10) == [(0, 1, 2, 4, 3), (0, 1, 3, 2, 4)]
     # Of two stages with two chunks each, the first feeds chunk 0 of the second from both sides.
-    sends = [
-        communication("send", 1, 2, SendActivations(0, 0, 0)),
-        communication("send", 7, 8, SendGradients(0, 0, 1)),
-    ]
+    sends = [communication("send", 1, 2, SendActivations(0, 0, 0)), communication("send", 7, 8, SendGradients(0, 0, 1))]
     waits = [
         communication("receive.wait", 0, 9, ReceiveActivations(0, 0, 0)),
         communication("receive.wait", 9, 10, ReceiveGradients(0, 0, 0)),

@@ -74,9 +74,7 @@ def test_ranks_are_named_and_described(comm: MPI.Intracomm, mpi_tmp_path: Path) 
 
 
 @pytest.mark.in_process(ranks=[2])
-def test_clocks_of_nodes_are_put_together(
-    comm: MPI.Intracomm, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clocks_of_nodes_are_put_together(comm, mpi_tmp_path, monkeypatch) -> None:
     # The second rank's clock is 1000 s fast, and it often comes late from a barrier.
     late = cycle((0, 50, 0, 0, 80))
     for module in ("comm.group", "comm.recorder"):
@@ -244,9 +242,7 @@ def test_an_epoch_of_a_pipeline_without_flush_is_traced(comm: MPI.Intracomm, mpi
     ],
     ids=lambda it: it.method if isinstance(it, PipelineCase) else "",
 )
-def test_an_epoch_of_an_exact_method_is_traced(
-    comm: MPI.Intracomm, mpi_tmp_path: Path, it: PipelineCase, options: dict[str, str]
-) -> None:
+def test_an_epoch_of_an_exact_method_is_traced(comm, mpi_tmp_path, it, options) -> None:
     trace = traced(it, big_grid(comm, pipeline=2), mpi_tmp_path / "trace.json")
     counts = {"stages": 2, "microbatches": it.microbatches or 1, "chunks": it.chunks}
     one = make_schedule(it.method, minibatches=1, **counts, **options)

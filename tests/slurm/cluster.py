@@ -23,8 +23,6 @@ from reference.command_line import assert_same_weights, records_of
 if TYPE_CHECKING:
     from cluster.nodes import Nodes
 
-__all__ = ["SCRIPT", "Cluster", "Job", "edited_script"]
-
 EPOCHS = 12
 RUN = f"""
 training = {{epochs = {EPOCHS}, batch_size = 16, dtype = "float64", checkpoint_every = 100}}

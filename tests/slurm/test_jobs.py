@@ -55,9 +55,7 @@ def test_four_ranks_train_on_two_nodes(undisturbed: Path) -> None:
     assert epochs(undisturbed) == list(range(1, EPOCHS + 1))
 
 
-def test_warning_before_the_time_limit_requeues_the_run(
-    cluster: Cluster, tmp_path: Path, launcher: str, undisturbed: Path
-) -> None:
+def test_warning_before_the_time_limit_requeues_the_run(cluster, tmp_path, launcher, undisturbed) -> None:
     job, run = submit_run(cluster, tmp_path, launcher)
     wait_until_it_trains(job, run)
     (tmp_path / "config.toml").write_text("of = 'the next run'")

@@ -127,13 +127,7 @@ FAR = _plus(0.02, -0.02, 0.01, -0.01, 0.0)
     ],
     ids=["lower", "higher", "undecided", "near, no margin", "equal", "few seeds", "diverged", "base diverged"],
 )
-def test_sentence_says_what_the_seeds_carry(
-    tmp_path: Path,
-    methods: dict[str, Sequence[float | None]],
-    margin: float | None,
-    diverged: list[str],
-    expected: list[str],
-) -> None:
+def test_sentence_says_what_the_seeds_carry(tmp_path, methods, margin, diverged, expected) -> None:
     results = _study(tmp_path, {"gpipe": BASE, **methods}, margin=margin, diverged=diverged)
     texts = [found.text for found in compare_trainings(results)]
     assert [text[: len(start)] for text, start in zip(texts, expected, strict=True)] == expected
@@ -148,7 +142,6 @@ def test_interval_is_that_of_student_for_all_comparisons_and_equal_trainings_are
     assert (fr.names, pipedream.names, spectrain.last, fr.comparisons) == (("fr", "ddg"), ("pipedream",), None, 2)
     differences = np.subtract(LOWER, BASE)
     half = t.isf(0.025 / 2, 4) * differences.std(ddof=1) / np.sqrt(5)
-    assert fr.last is not None
     found = fr.last.estimate.low, fr.last.estimate.high
     assert found == pytest.approx((differences.mean() - half, differences.mean() + half))
 
@@ -180,7 +173,6 @@ def test_report_has_the_sentences_a_table_and_the_differences(tmp_path: Path) ->
     assert caption.endswith("; shaded: the margin within which a training costs nothing.")
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["ddg", "fr"]
-    assert fr.last is not None
     bars = {round(float(found.lines[0].get_xdata()[0]), 6) for found in axes.containers}
     assert round(fr.last.estimate.value, 6) in bars
     (shaded,) = axes.patches

@@ -183,9 +183,7 @@ ALL = [(layout, number) for layout in MEASURED for number in (1, 2, 3)]
         ),
     ],
 )
-def test_sentence_says_what_the_rounds_carry(
-    tmp_path: Path, times: dict[Layout, list[float | None]], disturbed: list[tuple[Layout, int]], expected: str
-) -> None:
+def test_sentence_says_what_the_rounds_carry(tmp_path, times, disturbed, expected) -> None:
     (found,) = fastest_layouts(_study(tmp_path, times, disturbed=disturbed))
     assert re.fullmatch(expected, found.text) or found.text == expected, found.text
     mean = found.facts["seconds_per_epoch"]
@@ -359,9 +357,7 @@ def test_study_does_not_run_with_the_machine_file_of_another_processor(prices_of
         ({"names": ["n2"], "binding": "1 core per rank: 0", "launcher": "mpirun"}, None),
     ],
 )
-def test_cells_of_a_curve_must_have_run_on_the_same_hardware(
-    tmp_path: Path, hosts: dict[str, Any], warning: str | None
-) -> None:
+def test_cells_of_a_curve_must_have_run_on_the_same_hardware(tmp_path, hosts, warning) -> None:
     runs = [read_run(write_run(tmp_path / "a")), read_run(write_run(tmp_path / "b", hosts=hosts))]
     expected = [] if warning is None else [f"cells of one curve ran with different {warning}"]
     assert hardware_warnings([runs]) == expected

@@ -44,9 +44,7 @@ def test_launcher_fills_one_node_before_the_next(monkeypatch: pytest.MonkeyPatch
         ("own {nodes} {ranks_per_node} {threads} {binding} {ranks}", "2 3 2 core 6"),
     ],
 )
-def test_launchers_are_told_the_placement(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launcher: str, placed: str
-) -> None:
+def test_launchers_are_told_the_placement(tmp_path, monkeypatch, launcher, placed) -> None:
     for name, version in (("mpirun", "Open MPI"), ("own", "")):
         (tmp_path / name).write_text(f"#!/bin/sh\necho {version}\n")
         (tmp_path / name).chmod(0o755)

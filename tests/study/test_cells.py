@@ -359,9 +359,7 @@ def test_unsafe_names_and_missing_files_are_refused(tmp_path: Path) -> None:
         load_study(tmp_path / "none.toml")
 
 
-def test_without_a_distribution_of_studies_an_unknown_name_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_distribution_of_studies_an_unknown_name_says_what_to_install(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("hybridnn.study.study_file.entry_points", lambda **_: ())
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SettingError, match="pip install hybridnn-papers adds the studies of the papers"):

@@ -195,7 +195,5 @@ def test_the_fastest_is_chosen_in_the_rounds_that_all_have() -> None:
         (Estimate(float("nan")), "difference", "-"),
     ],
 )
-def test_printed_ends_of_an_interval_are_on_their_side_of_no_difference(
-    found: Estimate, by: Literal["ratio", "difference"], expected: str
-) -> None:
+def test_printed_ends_of_an_interval_are_on_their_side_of_no_difference(found, by, expected) -> None:
     assert Judgement(found, "undecided", by, {}).text == expected

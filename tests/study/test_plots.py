@@ -13,14 +13,7 @@ from hybridnn.study.plots import curves_of, draw_plots
 from hybridnn.study.report import write_report
 from hybridnn.study.results import StudyResults, read_results
 from hybridnn.study.scaling import compare_points
-from reference.finished_runs import (
-    load_line,
-    made_study,
-    measured_line,
-    prediction_line,
-    runs_by_ranks,
-    write_study,
-)
+from reference.finished_runs import load_line, made_study, measured_line, prediction_line, runs_by_ranks, write_study
 from reference.pictures import least_points
 
 
@@ -184,9 +177,7 @@ def test_plots_have_no_titles_no_names_on_lines_and_no_images(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("inches", "pixels"), [(COLUMN, 990), (TWO_COLUMNS, 2070)])
-def test_plots_are_one_or_two_columns_wide_with_300_pixels_per_inch(
-    tmp_path: Path, strong: StudyResults, inches: float, pixels: int
-) -> None:
+def test_plots_are_one_or_two_columns_wide_with_300_pixels_per_inch(tmp_path, strong, inches, pixels) -> None:
     write_report(strong, tmp_path, "png", inches)
     for path in tmp_path.glob("*.png"):
         assert int.from_bytes(path.read_bytes()[16:20], "big") == pixels

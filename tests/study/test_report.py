@@ -26,14 +26,7 @@ from hybridnn.study.report import (
 from hybridnn.study.results import StudyResults, point_name, read_results
 from hybridnn.study.scaling import compare_points, strong_lines
 from hybridnn.study.study_folder import StudyFolder
-from reference.finished_runs import (
-    load_line,
-    made_study,
-    prediction_line,
-    runs_by_ranks,
-    write_run,
-    write_study,
-)
+from reference.finished_runs import load_line, made_study, prediction_line, runs_by_ranks, write_run, write_study
 
 
 def _cells(results: StudyResults) -> list[dict[str, str]]:
@@ -396,7 +389,6 @@ def test_tables_compile_and_are_no_wider_than_a_line(tmp_path: Path, strong: Stu
     (tmp_path / "tables.tex").write_text(latex_text(_disturbed(tmp_path)) + latex_text(strong))
     first = (tmp_path / "tables.tex").read_text().splitlines()[0]
     packages = re.fullmatch(r"% needs (\\usepackage\{booktabs,graphicx\}); each table is .*", first)
-    assert packages is not None
     lines = [r"\documentclass[twocolumn]{article}", packages[1], r"\begin{document}", r"\noindent\input{tables}"]
     lines += [r"\noindent\input{wide}", r"\end{document}"]
     (tmp_path / "paper.tex").write_text("\n".join(lines))

@@ -81,7 +81,7 @@ def test_every_cell_runs_once_on_its_ranks(tmp_path: Path) -> None:
     ],
 )
 def test_disturbed_cells_are_repeated_up_to_twice_and_the_least_disturbed_run_is_kept(
-    tmp_path: Path, compares: str, others: list[float], accepts: bool, repeats: list[str], disturbance: float
+    tmp_path, compares, others, accepts, repeats, disturbance
 ) -> None:
     study, view = study_of(tmp_path, "ranks = [2], repeats = 1", f'compares = "{compares}"'), View()
     train = fake(tmp_path, DISTURBED.format(others=others))
@@ -139,9 +139,7 @@ def test_a_run_that_has_ended_stands_when_its_repeat_does_not_end(tmp_path: Path
 
 
 @pytest.mark.parametrize("moved", range(4))
-def test_a_cell_has_a_finished_run_at_every_moment_of_its_replacement(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: int
-) -> None:
+def test_a_cell_has_a_finished_run_at_every_moment_of_its_replacement(tmp_path, monkeypatch, moved) -> None:
     plan = plan_of(tmp_path)
     cell, place = plan.folder.cell("seed-0"), plan.chosen[0]
     write_run(cell)
@@ -201,9 +199,7 @@ def test_crash_is_reported_and_only_missing_cells_are_run_again(tmp_path: Path) 
         ),
     ],
 )
-def test_cell_that_does_not_finish_has_a_status_and_a_reason(
-    tmp_path: Path, body: str, status: str, reason: str
-) -> None:
+def test_cell_that_does_not_finish_has_a_status_and_a_reason(tmp_path, body, status, reason) -> None:
     limit = 0.5 if body == WAIT else None
     (outcome,) = run_study(plan_of(tmp_path, only="seed-0"), View(), limit=limit, train=fake(tmp_path, body))
     assert (outcome.status, outcome.reason[: len(reason)]) == (status, reason)
@@ -317,9 +313,7 @@ def test_only_is_a_part_of_the_id_or_a_pattern(tmp_path: Path) -> None:
         ("no-such-launcher -n {ranks}", EnvironmentProblem, "there is no program 'no-such-launcher'"),
     ],
 )
-def test_launcher_is_checked_before_anything_runs(
-    tmp_path: Path, launcher: str, error: type[Exception], message: str
-) -> None:
+def test_launcher_is_checked_before_anything_runs(tmp_path, launcher, error, message) -> None:
     with pytest.raises(error, match=message):
         plan_of(tmp_path, study_of(tmp_path, "ranks = [2]"), launcher=launcher)
     assert not (tmp_path / "out").exists()

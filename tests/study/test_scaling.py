@@ -82,10 +82,7 @@ def test_serial_fraction_is_that_of_amdahls_law(tmp_path: Path) -> None:
 def _grids(folder: Path, **options: Any) -> StudyResults:
     seconds = {(4, 1): 2.0, (2, 2): 1.0, (1, 4): 3.0, (8, 1): 1.5, (4, 2): 0.5}
     runs = {
-        f"{b}x{m}": (
-            {"ranks": b * m, "grid": f"{b}x{m}"},
-            {"ranks": b * m, "grid": (1, b, m), "seconds": [taken]},
-        )
+        f"{b}x{m}": ({"ranks": b * m, "grid": f"{b}x{m}"}, {"ranks": b * m, "grid": (1, b, m), "seconds": [taken]})
         for (b, m), taken in seconds.items()
     }
     return made_study(folder, runs, **options)
@@ -431,9 +428,7 @@ def test_runs_that_differ_in_their_seeds_are_repeats_with_an_interval(tmp_path: 
         ({"samples": 10}, {"data.train_samples": ("1000", "10")}),
     ],
 )
-def test_runs_of_other_work_or_training_are_not_compared(
-    tmp_path: Path, options: dict[str, object], condition: dict[str, tuple[str, str]]
-) -> None:
+def test_runs_of_other_work_or_training_are_not_compared(tmp_path, options, condition) -> None:
     groups = group_runs([_run(tmp_path / "a", 1, 6.0), _run(tmp_path / "b", 2, 3.0, **options)])
     assert [[found.speed_up.value for found in group] for group in groups] == [[1.0], [1.0]]
     first, second = (group[0].base.first.conditions for group in groups)

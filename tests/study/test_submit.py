@@ -128,9 +128,7 @@ def test_jobs_are_submitted_with_the_report_after_them(tmp_path: Path, slurm: Fa
         ("training", SlurmOptions(), []),
     ],
 )
-def test_timed_cells_ask_for_whole_nodes(
-    tmp_path: Path, compares: str, options: SlurmOptions, expected: list[str]
-) -> None:
+def test_timed_cells_ask_for_whole_nodes(tmp_path, compares, options, expected) -> None:
     submission = _plan(tmp_path, f'compares = "{compares}"\n{STUDY}', options)
     for array in submission.arrays:
         assert [word for word in submission.array_command(array) if word.startswith("--exclusive")] == expected
@@ -182,9 +180,7 @@ def test_cells_keep_their_jobs_when_their_numbers_change(tmp_path: Path, slurm: 
     assert [array.cells for array in later.arrays] == [(1, 2)]
 
 
-def test_failing_query_of_the_queue_is_an_error(
-    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_query_of_the_queue_is_an_error(tmp_path, slurm, monkeypatch) -> None:
     submit(_plan(tmp_path))
     slurm.queue(error="noise\nslurm_load_jobs error: Unable to contact slurm controller\n")
     with pytest.raises(EnvironmentProblem, match=r"in the jobs 101, 102 of this study: .*: Unable to contact"):
@@ -197,9 +193,7 @@ def test_failing_query_of_the_queue_is_an_error(
         _plan(tmp_path)
 
 
-def test_more_cells_than_an_array_has_make_several(
-    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_cells_than_an_array_has_make_several(tmp_path, slurm, monkeypatch) -> None:
     monkeypatch.setenv("MAX_ARRAY_SIZE", "4")  # indices 0 to 3
     text = 'name = "s"\naxes = {seeds = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]}'
     submission = _plan(tmp_path, text)
@@ -223,9 +217,7 @@ def test_more_cells_than_an_array_has_make_several(
         ("unknown-to-sinfo", 999, 1, ""),
     ],
 )
-def test_more_ranks_than_the_partition_has_are_refused(
-    tmp_path: Path, slurm: FakeSlurm, partition: str, ranks: int, threads: int, refused: str
-) -> None:
+def test_more_ranks_than_the_partition_has_are_refused(tmp_path, slurm, partition, ranks, threads, refused) -> None:
     slurm.partition(partition)
     text = f'name = "s"\nthreads = {threads}\nbase.training.batch_size = 999\naxes = {{ranks = [{ranks}]}}'
     options = SlurmOptions(partition=None if partition == "main" else partition)
@@ -249,15 +241,7 @@ def test_more_ranks_than_the_partition_has_are_refused(
         ("main", 2, 8, None, ["--ntasks=2"]),  # no node has so many CPUs, which Slurm reports
     ],
 )
-def test_equal_cells_are_placed_alike(
-    tmp_path: Path,
-    slurm: FakeSlurm,
-    partition: str,
-    ranks: int,
-    threads: int,
-    per_node: int | None,
-    placement: list[str],
-) -> None:
+def test_equal_cells_are_placed_alike(tmp_path, slurm, partition, ranks, threads, per_node, placement) -> None:
     slurm.partition(partition)
     text = f'name = "s"\nthreads = {threads}\naxes = {{ranks = [{ranks}]}}'
     submission = _plan(tmp_path, text, SlurmOptions(partition=partition, ranks_per_node=per_node))

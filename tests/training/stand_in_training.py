@@ -182,8 +182,6 @@ def cupy_with_a_gpu(comm: MPI.Intracomm | None = None, place: str = "") -> Any:
     return cupy
 
 
-__all__ = ["CASES", "CLIPPED", "EXACTLY", "SPLIT", "check"]
-
 EXACTLY = 1e-12
 CLIPPED = Case(clip_norm=0.05)
 CASES = {

@@ -56,9 +56,7 @@ def named_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("failing", "where"), [({2}, "on n1: "), ({1, 3}, "on n0, n2: "), ({0, 2, 3}, ""), ({0, 1, 2}, "on n0, n1: ")]
 )
-def test_an_error_of_some_nodes_names_them(
-    comm: MPI.Intracomm, failing: set[int], where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_some_nodes_names_them(comm, failing, where, monkeypatch) -> None:
     """Of a node that reads by one of its ranks, this rank counts."""
     named_nodes(monkeypatch)
 
@@ -82,9 +80,7 @@ def test_of_many_hosts_the_first_are_named() -> None:
 
 
 @pytest.mark.in_process(ranks=[4])
-def test_folders_that_not_all_nodes_see_are_refused_and_stay_as_they_are(
-    comm: MPI.Intracomm, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_that_not_all_nodes_see_are_refused_and_stay_as_they_are(comm, mpi_tmp_path, monkeypatch) -> None:
     named_nodes(monkeypatch)
     blind = {2}
     exists = Path.exists

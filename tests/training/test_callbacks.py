@@ -85,9 +85,7 @@ LAYOUTS = {
     ("layout", "patience", "min_delta"),
     [("batch", 1, 0.0), ("model", 3, 0.0), ("1f1b", 2, 0.05), ("pipedream", 1, 0.0), ("pipedream", 3, 0.0)],
 )
-def test_the_best_epoch_is_restored_on_every_grid(
-    comm: MPI.Intracomm, layout: str, patience: int, min_delta: float
-) -> None:
+def test_the_best_epoch_is_restored_on_every_grid(comm, layout, patience, min_delta) -> None:
     axes, settings = LAYOUTS[layout]
     grid = ProcessGrid(comm, **axes)
     values = losses(grid, 12, **settings)

@@ -123,9 +123,7 @@ def measured(record: EpochRecord) -> str:
 
 
 @pytest.mark.parametrize("settings", [{"progress": True}, {"callbacks": [ProgressBar(3)]}])
-def test_progress_in_a_terminal_is_one_line_that_is_updated_in_place(
-    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
-) -> None:
+def test_progress_in_a_terminal_is_one_line_that_is_updated_in_place(monkeypatch, settings) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr("hybridnn.training.callbacks.REFRESH_SECONDS", 0.0)
     shown, history = shown_on(Terminal(), monkeypatch, **settings)
@@ -141,9 +139,7 @@ def test_progress_in_a_terminal_is_one_line_that_is_updated_in_place(
 
 
 @pytest.mark.parametrize("stream", [io.StringIO, Terminal])
-def test_progress_in_a_file_or_on_a_rank_is_a_line_for_every_epoch(
-    monkeypatch: pytest.MonkeyPatch, stream: type[io.StringIO]
-) -> None:
+def test_progress_in_a_file_or_on_a_rank_is_a_line_for_every_epoch(monkeypatch, stream) -> None:
     """Launchers give ranks a pseudo-terminal, and forward whole lines."""
     if stream is Terminal:
         monkeypatch.setattr("hybridnn.training.callbacks.detect_launch", lambda environment: Launch("mpirun", False, 2))

@@ -58,9 +58,7 @@ def test_an_epoch_is_evaluated_with_the_weights_after_its_last_update(comm: MPI.
 @pytest.mark.parametrize(
     ("name", "samples"), [*zip(ONE_DRAIN, (31, 5) * 4, strict=False), ("pipedream", 5), ("ddg", 5)]
 )
-def test_a_training_stops_at_a_drain_and_goes_on_as_without_the_stop(
-    comm: MPI.Intracomm, name: str, samples: int
-) -> None:
+def test_a_training_stops_at_a_drain_and_goes_on_as_without_the_stop(comm, name, samples) -> None:
     case = replace(THREE, samples=samples, epochs=5, batch_size=4)
     it = replace(ONE_DRAIN[name], case=case, drain_every=2)
     trainer, reached = pipelined_trainer(it, ProcessGrid(comm, pipeline=4)), list[int]()

@@ -24,9 +24,7 @@ Y = X[:, :2] * X[:, 2:]
 
 @pytest.mark.parametrize("axes", [{}, {"batch": 2}, {"pipeline": 2}])
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_the_next_trainer_and_writer_make_no_communicator(
-    ranks: int, axes: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_trainer_and_writer_make_no_communicator(ranks, axes, tmp_path, monkeypatch) -> None:
     if ranks == 1 and axes:
         pytest.skip("one rank has one grid")
     splits: Counter[int] = Counter()

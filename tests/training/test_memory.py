@@ -127,9 +127,7 @@ def test_repeated_trainings_do_not_grow() -> None:
         ((512, 512, 512, 512, 10), 128),
     ],
 )
-def test_memory_is_told_truly_and_stays_near_what_training_needs(
-    sizes: tuple[int, ...], batch_size: int, optimizer: Any, slots: int
-) -> None:
+def test_memory_is_told_truly_and_stays_near_what_training_needs(sizes, batch_size, optimizer, slots) -> None:
     model = MLP(sizes)
     x, y = samples_of(model, 2 * batch_size, True)
     start = tracemalloc.get_traced_memory()[0]
@@ -174,9 +172,7 @@ def test_workspaces_are_as_large_as_the_data_need(comm: MPI.Intracomm, how: dict
 
 @pytest.mark.in_process(ranks=[1, 2])
 @pytest.mark.parametrize("bound", ["available_memory", "free_address_space"])
-def test_a_training_beyond_the_free_memory_is_refused_before_its_first_step(
-    comm: MPI.Intracomm, bound: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_training_beyond_the_free_memory_is_refused_before_its_first_step(comm, bound, monkeypatch) -> None:
     monkeypatch.setattr(layout_choice, "LEAST_CHECKED", 0)
     grid, (x, y) = ProcessGrid(comm), samples_of(MLP([16, 64, 2]), 4000, True)
     free = [10**12]

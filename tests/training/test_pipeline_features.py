@@ -81,9 +81,7 @@ def test_one_stage_takes_exact_methods_alone() -> None:
 
 
 @pytest.mark.in_process(ranks=[4])
-def test_a_partition_by_times_gives_a_wide_stage_more_layers(
-    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_partition_by_times_gives_a_wide_stage_more_layers(comm, monkeypatch) -> None:
     def by_samples(model: MLP, samples: int, dtype: Any) -> tuple[LayerSeconds, ...]:
         """Equal layers whose time goes with the samples."""
         return tuple(LayerSeconds(samples, samples, samples) for _ in model.layers)
@@ -154,9 +152,7 @@ def disturbed(schedule: Schedule, seed: int) -> Schedule:
 
 @pytest.mark.in_process(ranks=[2, 3])
 @pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 32), marks=pytest.mark.slow)])
-def test_accepted_schedules_train_as_one_process(
-    comm: MPI.Intracomm, seeds: range, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_accepted_schedules_train_as_one_process(comm, seeds, monkeypatch) -> None:
     numbers = np.random.default_rng(0)
     x, y = numbers.standard_normal((22, 5)), numbers.standard_normal((22, 3))
 

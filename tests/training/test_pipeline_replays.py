@@ -177,17 +177,11 @@ def numbers(weights: Weights) -> list[float]:
             (497 / 2048, -1359 / 2048, 931 / 2048, -55 / 64, -19 / 32, -3 / 16),
         ),
         # Everything of minibatch 1 with version 0: out = 2, slope 6; of minibatch 2 with version 1.
-        (
-            Pipeline("pipedream-vsync", (2, 1)),
-            (4, 9, 121 / 16),
-            (-53 / 64, -69 / 64, -1, -29 / 32, -43 / 32, -9 / 16),
-        ),
+        (Pipeline("pipedream-vsync", (2, 1)), (4, 9, 121 / 16), (-53 / 64, -69 / 64, -1, -29 / 32, -43 / 32, -9 / 16)),
     ],
     ids=["ddg", "pipedream", "vanilla", "fr", "pipedream-vsync"],
 )
-def test_two_stages_and_three_minibatches_by_hand(
-    pipeline: Pipeline, losses: tuple[float, ...], expected: tuple[float, ...]
-) -> None:
+def test_two_stages_and_three_minibatches_by_hand(pipeline, losses, expected) -> None:
     outcome = hand_worked(pipeline, serial.SGD(lr=1 / 8), (-1, -1, 2))
     assert outcome.step_losses == list(losses)
     assert numbers(outcome.weights) == list(expected)

@@ -33,7 +33,6 @@ from hybridnn.nn.learning_rates import Step, WarmupLinear
 from hybridnn.runs.data import place_data
 from hybridnn.training import rank_comparison
 from hybridnn.training.rank_comparison import array_facts, describe_value, row_details, rows_facts
-from mpi_runner.launch import JobResult
 from reference.ranks import allgather_objects, on_nodes
 
 SAMPLES = 1000  # of which not all are looked at
@@ -223,9 +222,7 @@ def test_ranks_that_train_the_same_pass_however_it_is_written(comm: MPI.Intracom
 
 @pytest.mark.mpi(ranks=[RANKS])
 @pytest.mark.timeout(600)
-def test_nodes_that_read_other_files_are_refused_and_standardize_alike(
-    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_that_read_other_files_are_refused_and_standardize_alike(comm, monkeypatch) -> None:
     grid = ProcessGrid(on_nodes(comm, [0, 0, 1]))
     options: dict[str, Any] = {"distribution": "local", "standardize": True, "test_fraction": 0.25, "seed": 3}
     options |= {"generated": False, "dtype": "float64"}
@@ -250,7 +247,6 @@ def test_nodes_that_read_other_files_are_refused_and_standardize_alike(
 
     monkeypatch.setattr(Standardizer, "fit", summed_in_another_order)
     placed = place_data(load(X), grid, **options)
-    assert placed.train is not None
     held = np.empty((placed.train_samples, 4))
     placed.train.take(np.arange(placed.train_samples), held, None)
     rows, _ = split(ArrayRows(X, Y), 0.25, 3)
@@ -261,9 +257,7 @@ def test_nodes_that_read_other_files_are_refused_and_standardize_alike(
     placed.memory.free()
 
 
-def test_a_rank_with_other_settings_on_the_command_line_ends_the_job_with_one_line(
-    run_mpi: Callable[..., JobResult], tmp_path: Path
-) -> None:
+def test_a_rank_with_other_settings_on_the_command_line_ends_the_job_with_one_line(run_mpi, tmp_path) -> None:
     program = (
         "import sys; from mpi4py import MPI; from hybridnn.cli.main import main; rank = MPI.COMM_WORLD.rank\n"
         "sys.argv[1:] = ['train', f'c{rank}.toml']; main()"

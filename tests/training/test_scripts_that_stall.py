@@ -117,7 +117,6 @@ def test_an_endless_loop_where_nothing_can_be_printed(tmp_path: Path) -> None:
     assert result.returncode != 0
     (folder,) = (tmp_path / "tmp").glob("hybridnn-stall-*")
     record = read_stall(folder)
-    assert record is not None
     (finding,) = record.findings
     assert (finding.kind, finding.ranks) == ("outside", (1,))
     assert f"at script.py:{line_of(tmp_path, 'while True')} in on_train_batch_end" in finding.text

@@ -313,7 +313,6 @@ def test_half_an_update_is_not_trained_on(comm: MPI.Intracomm, tmp_path: Path) -
                 call()
         if begins_anew:
             checkpoint, _ = newest_valid(tmp_path, found.grid.world)
-            assert checkpoint is not None
             found.restore(checkpoint.read_into, checkpoint.manifest.progress)
         else:
             initial = trainer_on(found.grid).weights()
@@ -503,7 +502,6 @@ def test_a_restored_trainer_knows_its_task_and_the_samples_of_its_epoch(tmp_path
     trainer.fit(X, Y, epochs=1, callbacks=[RaisesAt("between", 3, None)])
     checkpoint_writer(trainer, tmp_path, "data").write(trainer.progress)
     checkpoint, _ = newest_valid(tmp_path)
-    assert checkpoint is not None
     restored.restore(checkpoint.read_into, checkpoint.manifest.progress)
     with pytest.raises(DataError, match="this training is a regression"):
         restored.evaluate(X, np.zeros(len(X), int))

@@ -71,9 +71,7 @@ def assert_same_weights(one: Trainer, other: Trainer) -> None:
 @pytest.mark.in_process(ranks=[4])
 @pytest.mark.parametrize("drain_every", [1, 2, 3])
 @pytest.mark.parametrize("name", DELAYED_CASES)
-def test_stale_pipelines_evaluate_the_weights_of_the_step_on_every_stage(
-    comm: MPI.Intracomm, name: str, drain_every: int
-) -> None:
+def test_stale_pipelines_evaluate_the_weights_of_the_step_on_every_stage(comm, name, drain_every) -> None:
     """Four steps per epoch, evaluated every three; the replay has the weights of every step."""
     it = replace(DELAYED_CASES[name], drain_every=drain_every, case=replace(MOMENTUM, epochs=3))
     stages = 4 if list(DELAYED_CASES).index(name) % 2 == drain_every % 2 else 2  # else two batch ranks per stage

@@ -79,17 +79,13 @@ def test_one_rank_reports_what_is_missing_and_measures_computing(calls: list[Any
 
 
 @pytest.mark.mpi(ranks=[3])
-def test_two_nodes_are_measured_inside_and_between(
-    comm: MPI.Intracomm, calls: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_nodes_are_measured_inside_and_between(comm, calls, monkeypatch) -> None:
     monkeypatch.setattr(communication, "_nodes_of_ranks", lambda grid: [0, 0, 2])
     grid = ProcessGrid(comm)
     grid.nodes = 2
     machine = quick(grid).machine
     assert machine.nodes == 2
-    assert machine.between_nodes is not None
     assert machine.inside_node.overhead is None
-    assert machine.between_nodes.overhead is not None
     assert machine.between_nodes.overhead.seconds(1 << 18) > 0
     assert comm.allgather(machine.between_nodes) == [machine.between_nodes] * comm.size
     assert calls[0][1] == pytest.approx(0.35 * SECONDS)
@@ -98,12 +94,9 @@ def test_two_nodes_are_measured_inside_and_between(
 
 
 @pytest.mark.mpi(ranks=[2])
-def test_the_link_between_nodes_replaces_a_missing_one_inside(
-    comm: MPI.Intracomm, calls: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_link_between_nodes_replaces_a_missing_one_inside(comm, calls, monkeypatch) -> None:
     monkeypatch.setattr(communication, "_nodes_of_ranks", lambda grid: [0, 1])
     found = quick(ProcessGrid(comm))
-    assert found.machine.between_nodes is not None
     assert found.machine.inside_node.segments == found.machine.between_nodes.segments
     assert found.missing == ("messages inside a node need 2 ranks there: those between nodes stand for them",)
 

@@ -125,9 +125,7 @@ def synthetic(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(computation, "measure_elements", synthetic_elements)
 
 
-def test_known_costs_are_recovered_without_the_held_out_networks(
-    synthetic: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_known_costs_are_recovered_without_the_held_out_networks(synthetic, monkeypatch) -> None:
     fitted: list[int] = []
     fit_pass = computation._fit_pass
 
@@ -301,9 +299,7 @@ def test_overlap_is_within_its_bounds(comm: MPI.Intracomm) -> None:
 
 
 @pytest.mark.mpi(ranks=[3])
-def test_overheads_are_measured_between_the_first_two_nodes(
-    comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_overheads_are_measured_between_the_first_two_nodes(comm, monkeypatch) -> None:
     monkeypatch.setattr(communication, "_nodes_of_ranks", lambda grid: [0, 0, 2])
     grid = ProcessGrid(comm, recorder=Recorder(1 << 20))
     found = measure_overhead(grid, 0.1)
@@ -319,8 +315,7 @@ def test_overheads_are_measured_between_the_first_two_nodes(
 
 
 @pytest.mark.parametrize(
-    ("ranks", "expected"),
-    [(1, []), (2, [2]), (3, [2, 3]), (4, [2, 3, 4]), (6, [2, 3, 4, 6]), (16, [2, 3, 4, 8, 16])],
+    ("ranks", "expected"), [(1, []), (2, [2]), (3, [2, 3]), (4, [2, 3, 4]), (6, [2, 3, 4, 6]), (16, [2, 3, 4, 8, 16])]
 )
 def test_groups_of_one_node(ranks: int, expected: list[int]) -> None:
     groups = measured_groups([0] * ranks)

@@ -198,8 +198,6 @@ def test_held_out_sizes_are_not_fitted_and_give_the_error() -> None:
     assert fit.cost.segments[0].beta_seconds_per_byte == pytest.approx(1e-9, rel=1e-6)
     # Held out are 2^4, 2^7, 2^10, 2^13, 2^16, 2^19 with 10 %, and 2^22, 2^25 with 30 %.
     error, large = fit.held_out_error(), fit.held_out_error(LARGE_BYTES)
-    assert error is not None
-    assert large is not None
     assert (error.sizes, large.sizes) == (8, 4)
     assert error.mean == pytest.approx((6 * 0.1 / 1.1 + 2 * 0.3 / 1.3) / 8, rel=1e-6)
     assert error.max == pytest.approx(0.3 / 1.3, rel=1e-6)

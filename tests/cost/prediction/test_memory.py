@@ -24,12 +24,7 @@ PLAIN, MOMENTUM, ADAM = SGD(1e-3, momentum=0.0), SGD(1e-3), Adam(1e-3)
 
 
 def check(
-    grid: ProcessGrid,
-    workload: Workload,
-    *,
-    split: str = "columns",
-    shared: bool | str = "auto",
-    **pipelining: Any,
+    grid: ProcessGrid, workload: Workload, *, split: str = "columns", shared: bool | str = "auto", **pipelining: Any
 ) -> None:
     """Train an epoch and compare every figure of every stage."""
     trainer = Trainer(

@@ -196,10 +196,7 @@ def test_overheads_of_messages_are_counted_on_both_ranks(overhead: float, microb
 
 def test_stages_differ_where_only_some_neighbours_are_on_another_node() -> None:
     """Four stages on two nodes: one of the three boundaries is between nodes, and has all overheads."""
-    far = {
-        "segments": [{"alpha_seconds": 0.0, "beta_seconds_per_byte": 0.0}],
-        "overhead": {"message_seconds": 1.0},
-    }
+    far = {"segments": [{"alpha_seconds": 0.0, "beta_seconds_per_byte": 0.0}], "overhead": {"message_seconds": 1.0}}
     machine = make_machine(multiply_add=0.0, nodes=2, ranks_per_node=2, between_nodes=far)
     made = layout(*[(1, 1)] * 4, layers=(2,) * 4, method="gpipe", microbatches=3)
     costs = StageCosts(equal_stages(4), made, machine)

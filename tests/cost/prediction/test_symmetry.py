@@ -32,12 +32,7 @@ def cluster(nodes: int, ranks_per_node: int) -> Machine:
     )
 
 
-CACHES = (
-    groups._axis_crossings,
-    groups._flows,
-    groups.grid_places,
-    groups._batch_group_placements,
-)
+CACHES = (groups._axis_crossings, groups._flows, groups.grid_places, groups._batch_group_placements)
 
 
 def clear_caches() -> None:
@@ -92,9 +87,7 @@ def assert_equal(found: Any, expected: Any) -> None:
 
 
 @pytest.mark.parametrize(("workload", "ranks", "ranks_per_node"), [(EVEN, 12, 4), (UNEVEN, 24, 5)])
-def test_predictions_and_bounds(
-    workload: Workload, ranks: int, ranks_per_node: int, one_by_one: pytest.MonkeyPatch
-) -> None:
+def test_predictions_and_bounds(workload, ranks, ranks_per_node, one_by_one) -> None:
     generator = np.random.default_rng(ranks)
     feasible = list(feasible_layouts(workload, cluster(40, ranks_per_node), ranks))
     chosen = [feasible[number] for number in generator.choice(len(feasible), 20, replace=False)]

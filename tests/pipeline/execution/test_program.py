@@ -14,13 +14,7 @@ from mpi4py import MPI
 from hybridnn.comm.blocks import block_slice
 from hybridnn.nn.kernels import NUMPY
 from hybridnn.parallel.grid import ProcessGrid
-from hybridnn.pipeline.execution.point_to_point import (
-    Receiver,
-    Sender,
-    StagePosition,
-    pieces_received,
-    pieces_sent,
-)
+from hybridnn.pipeline.execution.point_to_point import Receiver, Sender, StagePosition, pieces_received, pieces_sent
 from hybridnn.pipeline.schedules.instructions import Instruction, SendActivations, Update
 from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
 from hybridnn.pipeline.schedules.program import StageProgram, make_program
@@ -95,7 +89,6 @@ def test_mean_staleness_is_that_of_all_minibatches_counted_one_by_one(name: str)
             for item in full.orders[stage]:
                 if item.name == "forward":
                     version = full.weights_read(stage, item)
-                    assert version is not None
                     read[item.minibatch] = version.version
                 elif item.name == "update":
                     staleness.append(updates - read[item.minibatch])
@@ -186,9 +179,7 @@ def ranks_of(stage: int, width: tuple[int, int]) -> list[StagePosition]:
 
 
 @given(WIDTHS, WIDTHS, st.integers(0, 23))
-def test_every_receiver_gets_each_of_its_samples_once_from_a_rank_that_has_it(
-    sending: tuple[int, int], receiving: tuple[int, int], samples: int
-) -> None:
+def test_every_receiver_gets_each_of_its_samples_once_from_a_rank_that_has_it(sending, receiving, samples) -> None:
     widths = [sending, receiving]
     sent = Counter(
         (sender, piece.peer, block_of(samples, sending[0], sender.batch_rank)[column])
