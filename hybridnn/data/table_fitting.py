@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 MOST_LABELS, ROWS_PER_LABEL = 20, 2  # whole numbers are labels up to so many, with on average so many rows each
 MOST_CATEGORIES = 1_000  # values of one column that become inputs
-FEW_ROWS = 20  # in a table of fewer rows, all texts may differ and be categories or labels
+FEW_ROWS = 20  # in a table of fewer rows, all texts may differ and be categories
 SEVERAL_ROWS = 5  # in more rows, the texts of a category do not all differ
 SEPARATED = re.compile(r"\d([.,' \u00a0\u202f])\d")
 WRITTEN = r"(\d{1,3}([.,' \u00a0\u202f])(\d{2,3}\2)*\d{3}((?!\2)[.,]\d*)?|\d*[.,]?\d+)"
@@ -208,11 +208,9 @@ def _grouped_points(table: Table, plain: Sequence[str], block: Floats, targets: 
     if table.raw is None or {"decimal", "thousands"} & {*given}:
         return []
     size = np.nan_to_num(np.abs(block), posinf=0.0)
-    is_whole, in_thousands = size == np.rint(size), 1000 * size
-    is_possible = is_whole | ((size > 1) & (size < 1000) & (np.abs(in_thousands - np.rint(in_thousands)) < 1e-6))
-    if not is_possible.all():
+    if (np.abs(1000 * size - np.rint(1000 * size)) >= 1e-6).any():  # a number with more than three decimals
         return []
-    names = [plain[place] for place in np.flatnonzero(~is_whole.all(axis=0)).tolist()]
+    names = [plain[place] for place in np.flatnonzero((size != np.rint(size)).any(axis=0)).tolist()]
     raw = table.raw(names) if names else {}
     cells = {name: [text for text in raw[name].str.strip().unique() if text] for name in names}
     cells |= {column.name: list(column.texts) for column in targets if column.kind == "number"}
@@ -291,13 +289,9 @@ def _fit_classes(
         problem = _odd_cells(column, ", and set model.loss to mse for regression")
     elif is_free and is_number and len(classes) > min(MOST_LABELS, rows // ROWS_PER_LABEL):
         is_count = column.numbers.min() in (0, 1) and np.ptp(column.numbers) == len(classes) - 1
-        is_likely = is_count and (len(classes) <= MOST_LABELS or rows >= 10 * len(classes))
         how = "set model.loss to mse for regression, or to cross_entropy if these are labels"
         found = f"{name} has {len(classes):,} different whole numbers in {rows:,} rows"
-        problem = Problem(found, how, {"model.loss": "cross_entropy" if is_likely else "mse"})
-    elif is_free and not is_number and rows >= FEW_ROWS and len(classes) > rows // 2:
-        how = "a class needs several rows; name another column, or set model.loss to cross_entropy if these are labels"
-        problem = Problem(f"{name} has {len(classes):,} different texts in {rows:,} rows", how)
+        problem = Problem(found, how, {"model.loss": "cross_entropy" if is_count else "mse"})
     elif len(classes) < 2:
         only = f"all labels are {column_list(classes)}" if classes else "has no label"
         problem = Problem(f"{name}: {only}", "classification needs at least 2 classes")
@@ -353,17 +347,14 @@ def check_table(
 
 
 def _lines(frame: DataFrame, called: str, found: Examination, becomes: Mapping[str, str]) -> list[ColumnLine]:
-    options, lines = found.encoding.options, dict.fromkeys(frame.columns, ColumnLine("", "", 0, 0, "", ""))
+    options, lines = found.encoding.options, dict[str, ColumnLine]()
     is_plain = np.array([dtype.kind in "iuf" for dtype in frame.dtypes]) & ~frame.columns.isin(list(found.columns))
-    block = np.sort(number_block(frame, np.flatnonzero(is_plain)), axis=0)  # missing values are last
-    there = (~np.isnan(block)).sum(axis=0)
-    different = (np.diff(block, axis=0) > 0).sum(axis=0) + (there > 0)
-    most = block[np.maximum(there, 1) - 1, np.arange(block.shape[1])]
-    facts = (len(frame) - there, different, block[0], most)
-    for name, *numbers in zip(frame.columns[is_plain], *(fact.tolist() for fact in facts), strict=True):
-        missing, values, *ends = numbers
-        shown = " to ".join(f"{end:g}" for end in ends[: min(values, 2)])
-        lines[name] = ColumnLine(printable(name, 40), "numbers", missing, values, shown, becomes[name])
+    block = number_block(frame, np.flatnonzero(is_plain))
+    for name, cells in zip(frame.columns[is_plain], block.T, strict=True):
+        numbers = np.unique(cells[~np.isnan(cells)])
+        shown = " to ".join(f"{end:g}" for end in dict.fromkeys([*numbers[:1], *numbers[-1:]]))
+        sizes = int(np.isnan(cells).sum()), len(numbers)
+        lines[name] = ColumnLine(printable(name, 40), "numbers", *sizes, shown, becomes[name])
     stated = {name: column.kind for name, column in found.columns.items()}
     kinds = {"number": "numbers", "truth": "truth values", "date": "dates", "text": "text"}
     inputs = {"truth": "input, 0 or 1", "date": "input, days since 1970", "text": "?"}
@@ -378,4 +369,4 @@ def _lines(frame: DataFrame, called: str, found: Examination, becomes: Mapping[s
         shown = " to ".join(printable(value, 20) for value in values)
         sizes = int((column.codes < 0).sum()), len(column.texts)
         lines[name] = ColumnLine(printable(name, 40), kinds[column.kind], *sizes, shown, becoming)
-    return list(lines.values())
+    return [lines[name] for name in frame.columns]

@@ -152,7 +152,6 @@ class RunReport(Callback):
             transport=trainer.device.transport,
             transport_why=trainer.device.transport_why,
             task=data.task_reason,
-            columns="" if data.encoding is None else data.encoding.describe(),
             in_process=is_in_process(),
             versions={
                 "hybridnn": __version__,

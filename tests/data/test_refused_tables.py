@@ -92,12 +92,6 @@ FOLLOWED: dict[str, tuple[str | bytes, str, str, str]] = {
         "model.loss=cross_entropy",
         "classification: 7 classes",
     ),
-    "spaces between columns": (
-        rows("a y", "1 p", "2 q"),
-        r"one column, a y; if spaces separate columns, set data.csv.sep = '\\s\+'",
-        r"csv.sep=\\s+",
-        "classification",
-    ),
     "a title": (
         "Sales of 2020\n" + rows("a,y", "#,p", "#,q"),
         "the header line has 1 .* set data.csv.skiprows to their number, or data.csv.comment to their sign",
@@ -135,7 +129,6 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
     "percent signs": (rows("a,y", "5%,p", "7%,q"), "a: no cell is a number .* -1234.5, without signs and units"),
     "parentheses": (rows("a,y", "(0.5),p", "7,q"), "a: 10 of 20 cells are no numbers .* without signs and units"),
     "targets in dollars": (rows("a;y", "#;$1,#"), "y: no cell is a number .* without signs and units"),
-    "labels that differ": (rows("a,y", "#,name #", times=20), "different texts in .* a class needs several rows"),
     "an empty column": (rows("a,b,y", "1,,p", "2,,q"), "b is empty; leave the column out with data.drop_columns"),
     "an id": (rows("a,y", "c#,p", "c#,q", times=20), "'c0' in row 1, 40 different values in 40 rows"),
     "one class": (rows("a,y", "1,p", "2,p"), "all labels are p; classification needs at least 2 classes"),
