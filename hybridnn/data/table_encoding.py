@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -235,13 +235,9 @@ class TableEncoding:
             raise DataError(f"{called}: no value in the training samples of {column_list(empty)}: no mean to fill in")
         return replace(self, means=tuple((np.nansum(rows, axis=0) / counts).tolist()))
 
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as plain values, for JSON."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, values: Any) -> TableEncoding:
-        """Make from the values of `to_dict`; `DataError` if they are others."""
+        """Make from the values of its fields, as JSON has them; `DataError` if they are others."""
         from pydantic import TypeAdapter, ValidationError
 
         from hybridnn.utils.settings_models import first_problem
@@ -308,8 +304,6 @@ class TableEncoding:
         missing = self.options.missing
         left_out = in_y.any(axis=1) & ("drop" in (missing, self.options.missing_targets))
         left_out |= in_x.any(axis=1) & (missing == "drop" and y is not None)
-        if left_out.all() and len(x):
-            raise DataError(f"{called}: every row has a missing value: none is left")
         if left_out.any():
             kept = ~left_out
             x, in_x, in_y, y = x[kept], in_x[kept], in_y[kept], None if y is None else y[kept]

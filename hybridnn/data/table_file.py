@@ -175,7 +175,6 @@ class Table(NamedTuple):
 
     frame: DataFrame
     options: TableOptions  # with the separator that was found
-    notes: tuple[str, ...] = ()  # what was left out, one line each
     has_row_names: bool = False  # for which the header line has no name
     raw: Callable[[Collection[str]], DataFrame] | None = None  # reads columns of a file of text again, as text
 
@@ -272,9 +271,7 @@ class _Text:
         require_names(self.called, kept, f"; {FIRST_LINE}{PREAMBLE}")
         frame = frame.drop(columns=left_out) if left_out else frame
         frame.columns = pandas.Index(kept, dtype=object)  # `set_axis` would copy a million columns one by one
-        note = "columns without a name are left out: a first one of row names, or one without cells"
-        options = replace(self.options, csv=self.csv)
-        return Table(frame, options, (note,) if left_out else (), self.has_row_names, self.raw)
+        return Table(frame, replace(self.options, csv=self.csv), self.has_row_names, self.raw)
 
     def raw(self, wanted: Collection[str]) -> DataFrame:
         """Some columns, with every cell as the text that it is."""

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 MOST_LABELS, ROWS_PER_LABEL = 20, 2  # whole numbers are labels up to so many, with on average so many rows each
 MOST_CATEGORIES = 1_000  # values of one column that become inputs
 FEW_ROWS = 20  # in a table of fewer rows, all texts may differ and be categories
-SEVERAL_ROWS = 5  # in more rows, the texts of a category do not all differ
 SEPARATED = re.compile(r"\d([.,' \u00a0\u202f])\d")
 WRITTEN = r"(\d{1,3}([.,' \u00a0\u202f])(\d{2,3}\2)*\d{3}((?!\2)[.,]\d*)?|\d*[.,]?\d+)"
 IN_TWO_WAYS = re.compile(rf"[+\-\u2212]?{WRITTEN}")
@@ -90,14 +89,13 @@ class Examination(NamedTuple):
     notes: list[str]  # what may not be as meant
 
 
-def examine(
-    table: Table, called: str, columns: Sequence[str], targets: Sequence[str], task: Task | None
-) -> Examination:
+def examine(table: Table, called: str, targets: Sequence[str], inputs: Sequence[str], task: Task | None) -> Examination:
     """Decide what the input and target columns of a table are; means are left to `TableEncoding.with_means`.
 
     Without a `task`, one target column of text, truth values or few whole numbers holds labels.
     """
     frame, options, parsed = table.frame, table.options, table.options.csv.get("parse_dates", ())
+    columns = choose_columns(frame, called, targets, inputs, options.drop_columns)
     require_columns(called, frame, options.text_columns, "which data.text_columns names")
     require_columns(called, frame, parsed, "which data.csv.parse_dates names")
     stated: dict[str, Kind] = {**dict.fromkeys(parsed, "date"), **dict.fromkeys(options.text_columns, "text")}
@@ -107,13 +105,13 @@ def examine(
     block = number_block(frame, frame.columns.get_indexer(plain))
     places = np.sort(frame.columns.get_indexer(list(others)))
     found = {column.name: column for column in read_columns(frame, places, options.csv, called, stated)}
-    inputs, outputs = [found[name] for name in columns if name in found], [found[name] for name in targets]
+    features, outputs = [found[name] for name in columns if name in found], [found[name] for name in targets]
     problems, notes = _grouped_points(table, plain, block, outputs), list[str]()
-    problems += [problem for column in inputs if (problem := _input_problem(column, options))]
+    problems += [problem for column in features if (problem := _input_problem(column, options))]
     has_words = table.raw is not None and options.csv.get("keep_default_na", True)
     is_missing = np.isnan(block)
     gaps = [(plain[n], is_missing[:, n], False) for n in np.flatnonzero(is_missing.any(axis=0)).tolist()]
-    gaps += [(one.name, one.codes < 0, one.kind == "text") for one in (*inputs, *outputs) if (one.codes < 0).any()]
+    gaps += [(one.name, one.codes < 0, one.kind == "text") for one in (*features, *outputs) if (one.codes < 0).any()]
     for name, missing, is_text in gaps:
         is_target = name in targets
         is_left_out = "drop" in (options.missing, options.missing_targets if is_target else "")
@@ -130,7 +128,7 @@ def examine(
         tuple(targets),
         first if may_be_id and frame.iloc[:, 0].is_unique else "",
         classes,
-        {column.name: _in_order(column.texts) for column in inputs if column.kind == "text"},
+        {column.name: _in_order(column.texts) for column in features if column.kind == "text"},
         {name: column.kind for name, column in found.items() if column.kind in ("truth", "date")},
         options=options,
         has_row_names=table.has_row_names,
@@ -157,9 +155,7 @@ def choose_columns(
 def task_reason(encoding: TableEncoding, targets: Sequence[str], task: Task | None) -> str:
     """The task, and the property of the table from which it follows."""
     if encoding.classes:
-        is_counted = encoding.classes == tuple(str(label) for label in range(len(encoding.classes)))
-        names = "" if is_counted else f" ({column_list(encoding.classes)})"
-        return f"classification: {len(encoding.classes)} classes{names}"
+        return f"classification: {len(encoding.classes)} classes ({column_list(encoding.classes)})"
     if len(targets) > 1:
         return f"regression: {len(targets)} target columns"
     what = f"{targets[0]} has {'dates' if targets[0] in encoding.kinds else 'decimal points'}"
@@ -251,7 +247,7 @@ def _input_problem(column: Column, options: TableOptions) -> Problem | None:
             else None
         )
     shown = f"text in {name} ({column.shown((column.odd() or texts)[:1])}"
-    is_unlikely = (rows >= FEW_ROWS and len(texts) > rows // 2) or len(texts) == rows > SEVERAL_ROWS
+    is_unlikely = rows >= FEW_ROWS and len(texts) > rows // 2
     is_date = texts and all(map(ANY_DATE.fullmatch, texts))
     if len(texts) > MOST_CATEGORIES or (not is_stated and (is_unlikely or is_date)):
         how = f"{DROP_ADVICE}, read dates with data.csv.parse_dates and dayfirst or date_format, or {TEXT_ADVICE}"
@@ -335,15 +331,14 @@ def check_table(
     """Examine a table; without targets, all columns are inputs. Parameters and errors as for `load_file`."""
     names, called, options = as_names(targets), shown_path(path), options or TableOptions()
     table = read_table(path, options, names)
-    columns = choose_columns(table.frame, called, names, as_names(inputs), options.drop_columns)
-    found = examine(table, called, columns, names, task)
+    found = examine(table, called, names, as_names(inputs), task)
     is_known = all(problem.column or "missing_targets" in problem.settings for problem in found.problems)
     reason = task_reason(found.encoding, names, task) if names and is_known else ""
-    becomes = dict.fromkeys(table.frame.columns, "left out") | dict.fromkeys(columns, "input")
+    becomes = dict.fromkeys(table.frame.columns, "left out") | dict.fromkeys(found.encoding.columns, "input")
     becomes |= dict.fromkeys(names, "target")
     separator = repr(table.options.csv["sep"]) if table.raw else ""
     lines = _lines(table.frame, called, found, becomes)
-    return TableCheck(len(table.frame), reason, separator, names, (*table.notes, *found.notes), lines, found.problems)
+    return TableCheck(len(table.frame), reason, separator, names, tuple(found.notes), lines, found.problems)
 
 
 def _lines(frame: DataFrame, called: str, found: Examination, becomes: Mapping[str, str]) -> list[ColumnLine]:
@@ -357,15 +352,13 @@ def _lines(frame: DataFrame, called: str, found: Examination, becomes: Mapping[s
         lines[name] = ColumnLine(printable(name, 40), "numbers", *sizes, shown, becomes[name])
     stated = {name: column.kind for name, column in found.columns.items()}
     kinds = {"number": "numbers", "truth": "truth values", "date": "dates", "text": "text"}
-    inputs = {"truth": "input, 0 or 1", "date": "input, days since 1970", "text": "?"}
+    inputs = {"number": "input", "truth": "input, 0 or 1", "date": "input, days since 1970"}
     for column in read_columns(frame, np.flatnonzero(~is_plain), options.csv, called, stated):
-        name, values, becoming = column.name, column.texts[:1], becomes[column.name]
+        name, values = column.name, column.texts[:1]
         if column.kind in ("number", "date") and len(column.texts) > 1 and not column.odd():
             values = tuple(column.texts[int(find(column.numbers))] for find in (np.argmin, np.argmax))
-        if becoming == "input":
-            becoming = inputs.get(column.kind, "input")
-        if becoming == "?" and options.categories == "one-hot":
-            becoming = f"{len(column.texts):,} inputs"
+        of_text = f"{len(column.texts):,} inputs" if options.categories == "one-hot" else "?"
+        becoming = inputs.get(column.kind, of_text) if becomes[name] == "input" else becomes[name]
         shown = " to ".join(printable(value, 20) for value in values)
         sizes = int((column.codes < 0).sum()), len(column.texts)
         lines[name] = ColumnLine(printable(name, 40), kinds[column.kind], *sizes, shown, becoming)

@@ -17,7 +17,7 @@ from .loaders import label_warning, user_arrays
 from .rows import ArrayRows, Task
 from .table_encoding import TableEncoding
 from .table_file import Table, TableOptions, as_names, named_frame, read_table
-from .table_fitting import choose_columns, examine, require_no_problem, task_reason
+from .table_fitting import examine, require_no_problem, task_reason
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -131,14 +131,13 @@ def _dataset_from_table(
 ) -> Dataset:
     frame, options, warnings, is_new = table.frame, table.options, list[str](), encoding is None
     if encoding is None:
-        columns = choose_columns(frame, called, targets, inputs, options.drop_columns)
-        found = examine(table, called, columns, targets, task)
+        found = examine(table, called, targets, inputs, task)
         require_no_problem(called, found.problems)
         encoding = found.encoding.with_means(frame, called, training)
         warnings = [f"{called}: {note}" for note in found.notes]
     x, y = encoding.encode(frame, called, targets=targets)
     if y is None or not len(x):
-        raise DataError(f"{called}: no line of data after the header line")
+        raise DataError(f"{called}: no row has all of its values")
     if is_new and task is None and not encoding.classes and targets[0] not in encoding.kinds:
         warnings = [*label_warning(called, targets[0], y, "set model.loss to cross_entropy"), *warnings]
     used = {*encoding.columns, *targets, *options.drop_columns}
@@ -153,7 +152,7 @@ def _dataset_from_table(
         None,
         inputs=encoding.columns,
         ignored=tuple(column for column in frame.columns if column not in used),
-        task_reason="; ".join([f"{task_reason(encoding, targets, task)}{left}", *table.notes]),
+        task_reason=task_reason(encoding, targets, task) + left,
         encoding=encoding,
         warnings=tuple(warnings),
     )

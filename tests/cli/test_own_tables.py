@@ -128,7 +128,7 @@ def test_inputs_can_be_chosen(run_hybridnn: Run, table: Callable[..., Any]) -> N
 @pytest.mark.parametrize(
     ("targets", "expected"),
     [
-        ("churn", "classification: 2 classes"),
+        ("churn", "classification: 2 classes (0, 1)"),
         ("from 1", "classification: 2 classes (1, 2)"),
         ("point", "regression: point has decimal points"),
         ("churn, income", "regression: 2 target columns"),
