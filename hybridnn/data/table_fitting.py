@@ -86,7 +86,6 @@ class Examination(NamedTuple):
     encoding: TableEncoding
     columns: dict[str, Column]  # that were read cell by cell; the other inputs are numbers
     problems: list[Problem]
-    notes: list[str]  # what may not be as meant
 
 
 def examine(table: Table, called: str, targets: Sequence[str], inputs: Sequence[str], task: Task | None) -> Examination:
@@ -106,7 +105,7 @@ def examine(table: Table, called: str, targets: Sequence[str], inputs: Sequence[
     places = np.sort(frame.columns.get_indexer(list(others)))
     found = {column.name: column for column in read_columns(frame, places, options.csv, called, stated)}
     features, outputs = [found[name] for name in columns if name in found], [found[name] for name in targets]
-    problems, notes = _grouped_points(table, plain, block, outputs), list[str]()
+    problems = _grouped_points(table, plain, block, outputs)
     problems += [problem for column in features if (problem := _input_problem(column, options))]
     has_words = table.raw is not None and options.csv.get("keep_default_na", True)
     is_missing = np.isnan(block)
@@ -115,11 +114,8 @@ def examine(table: Table, called: str, targets: Sequence[str], inputs: Sequence[
     for name, missing, is_text in gaps:
         is_target = name in targets
         is_left_out = "drop" in (options.missing, options.missing_targets if is_target else "")
-        gap = _gap(name, missing, is_text=is_text and has_words, is_target=is_target)
         if missing.all() or not (is_left_out or (options.missing == "mean" and not is_target)):
-            problems.append(gap)
-        elif is_target and not gap.settings:
-            notes.append(f"{gap.text} are left out; {WORDS_ADVICE.rpartition(';')[0]}")
+            problems.append(_gap(name, missing, is_text=is_text and has_words, is_target=is_target))
     classes, wrong = _fit_classes(outputs, dtypes[targets[0]], task, options) if targets else ((), [])
     first = str(frame.columns[0])
     may_be_id = dtypes[first] in "iu" if first in columns else first not in targets
@@ -133,7 +129,7 @@ def examine(table: Table, called: str, targets: Sequence[str], inputs: Sequence[
         options=options,
         has_row_names=table.has_row_names,
     )
-    return Examination(encoding, found, problems + wrong, notes)
+    return Examination(encoding, found, problems + wrong)
 
 
 def choose_columns(
@@ -241,11 +237,8 @@ def _input_problem(column: Column, options: TableOptions) -> Problem | None:
     name, texts, rows = column.name, column.texts, int((column.codes >= 0).sum())
     is_stated = name in options.text_columns
     if column.kind != "text" or (not is_stated and _holds_numbers(column)):
-        return (
-            _odd_cells(column, f"; or {DROP_ADVICE}; or, if it holds codes, {TEXT_ADVICE}", name)
-            if column.odd()
-            else None
-        )
+        more = f"; or {DROP_ADVICE}; or, if it holds codes, {TEXT_ADVICE}"
+        return _odd_cells(column, more, name) if column.odd() else None
     shown = f"text in {name} ({column.shown((column.odd() or texts)[:1])}"
     is_unlikely = rows >= FEW_ROWS and len(texts) > rows // 2
     is_date = texts and all(map(ANY_DATE.fullmatch, texts))
@@ -315,7 +308,6 @@ class TableCheck(NamedTuple):
     task: str  # with its reason; empty where the targets do not tell
     separator: str
     targets: tuple[str, ...]
-    notes: tuple[str, ...]
     columns: list[ColumnLine]
     problems: list[Problem]
 
@@ -338,7 +330,7 @@ def check_table(
     becomes |= dict.fromkeys(names, "target")
     separator = repr(table.options.csv["sep"]) if table.raw else ""
     lines = _lines(table.frame, called, found, becomes)
-    return TableCheck(len(table.frame), reason, separator, names, tuple(found.notes), lines, found.problems)
+    return TableCheck(len(table.frame), reason, separator, names, lines, found.problems)
 
 
 def _lines(frame: DataFrame, called: str, found: Examination, becomes: Mapping[str, str]) -> list[ColumnLine]:

@@ -129,17 +129,16 @@ def _dataset_from_table(
     encoding: TableEncoding | None,
     training: Training | None,
 ) -> Dataset:
-    frame, options, warnings, is_new = table.frame, table.options, list[str](), encoding is None
+    frame, options, warnings, is_new = table.frame, table.options, tuple[str, ...](), encoding is None
     if encoding is None:
         found = examine(table, called, targets, inputs, task)
         require_no_problem(called, found.problems)
         encoding = found.encoding.with_means(frame, called, training)
-        warnings = [f"{called}: {note}" for note in found.notes]
     x, y = encoding.encode(frame, called, targets=targets)
     if y is None or not len(x):
         raise DataError(f"{called}: no row has all of its values")
     if is_new and task is None and not encoding.classes and targets[0] not in encoding.kinds:
-        warnings = [*label_warning(called, targets[0], y, "set model.loss to cross_entropy"), *warnings]
+        warnings = label_warning(called, targets[0], y, "set model.loss to cross_entropy")
     used = {*encoding.columns, *targets, *options.drop_columns}
     dropped = len(frame) - len(x)
     left = f"; {dropped:,} of {len(frame):,} rows have missing values and are left out" if dropped else ""
@@ -154,5 +153,5 @@ def _dataset_from_table(
         ignored=tuple(column for column in frame.columns if column not in used),
         task_reason=task_reason(encoding, targets, task) + left,
         encoding=encoding,
-        warnings=tuple(warnings),
+        warnings=warnings,
     )

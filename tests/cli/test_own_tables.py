@@ -358,7 +358,6 @@ RATES = rows("rate,size,y", "5%,#,p", "7%,#,q")
             "read dates with data.csv.parse_dates",
             "--set data.drop_columns=day",
         ),
-        (rows("b,y", "#,null", "#,p", "#,q"), "--missing drop", "words such as NA and None", "--set data.missing=drop"),
         (rows("b,y", "#,null", "#,p", "#,q"), "", FIRST, ""),
         (rows("b,y", "#,1", "#,2", "#,none"), "", FIRST, ""),
         (rows("b,y", "7%,1", "9%,2"), "", FIRST, None),

@@ -1,6 +1,5 @@
 """Files of users: what they hold, and what is refused with advice."""
 
-import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -179,16 +178,6 @@ def test_a_warning_says_that_few_values_are_a_regression(tmp_path: Path) -> None
     (warning,) = load_file(table(tmp_path, rows("a,y", "7,3.0", "8,4.0")), "y").warnings
     assert "y has the values 3, 4 with decimal points: a regression; set model.loss to cross_entropy" in warning
     assert load_file(table(tmp_path, rows("a,y", "7,3", "8,4")), "y", task="regression").warnings == ()
-
-
-def test_labels_that_are_left_out_are_said(tmp_path: Path) -> None:
-    path = table(tmp_path, rows("a,y", "1,null", "2,Major", "3,nan", "4,Minor"))
-    for key in ("missing", "missing_targets"):
-        (note,) = check_table(path, "y", options=TableOptions(**{key: "drop"})).notes  # type: ignore[arg-type]
-        assert re.search(r"20 rows, .* are left out; words such as NA .* set data.csv.keep_default_na", note)
-        words = {"na_values": ["nan", "null"], "keep_default_na": False}
-        stated = TableOptions(**{key: "drop"}, csv=words)  # type: ignore[arg-type]
-        assert check_table(path, "y", options=stated).notes == ()
 
 
 def test_unknown_keys_of_pandas_are_refused_with_the_known_ones() -> None:
