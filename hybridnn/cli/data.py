@@ -135,7 +135,6 @@ def _ways_to_train(
 
     data = settings.data
     lines = [("rows", f"{found.rows:,}"), ("separator", found.separator), ("task", found.task)]
-    lines += [("note", note) for note in found.notes]
     lines += [("problem", f"{problem.text}; {problem.advice}") for problem in found.problems]
     unsolved = [problem for problem in found.problems if not problem.settings]
     left_out = list(dict.fromkeys(problem.column for problem in unsolved if problem.column))

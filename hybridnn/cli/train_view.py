@@ -198,7 +198,6 @@ def header_table(header: RunHeader) -> Table:
         *_device_rows(header),
         ("data", f"{header.data}, {samples}"),
         ("task", header.task),
-        ("columns", header.columns),
         ("network", network),
         ("optimizer", header.optimizer),
         ("versions", ", ".join(f"{name} {version}" for name, version in header.versions.items())),

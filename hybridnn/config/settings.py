@@ -172,9 +172,6 @@ class DataSettings(Section):
     missing: Annotated[Missing, OF_TABLES["missing"]] = TableOptions.missing
     missing_targets: Annotated[Literal["error", "drop"], OF_TABLES["missing_targets"]] = TableOptions.missing_targets
     categories: Annotated[Categories, OF_TABLES["categories"]] = TableOptions.categories
-    unknown_categories: Annotated[Literal["error", "zeros"], OF_TABLES["unknown_categories"]] = (
-        TableOptions.unknown_categories
-    )
     rows: Annotated[Count | None, "Only the first training samples; none: all, 10,000 of synthetic."] = None
     standardize: Annotated[bool, "Shift and scale by the statistics of the training samples."] = True
     test_fraction: Annotated[BelowOne, "Test samples, where the data have no test split; 0 trains on all."] = 0.2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -25,7 +25,6 @@ Kind = Literal["number", "truth", "date", "text"]
 ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)?)?")
 DAY_FIRST = re.compile(r"\d\d?([./-])(0?[1-9]|1[0-2])\1\d{4}( \d\d?:\d\d(:\d\d)?)?")  # 31.12.2026
 ISO = "ISO8601"  # for pandas, the form of such dates
-WIDE = 1000  # columns from which pandas selects columns more slowly than NumPy
 CELLS_SHOWN = 5  # texts of odd cells in a message
 TARGET_ADVICE = 'only inputs can be filled in; set data.missing_targets to "drop" to leave out these rows'
 
@@ -67,11 +66,8 @@ class Column(NamedTuple):
 
 def number_block(table: DataFrame, places: NDArray[np.intp]) -> Floats:
     """The columns of numbers at these places, shape (rows, columns), with NaN for missing values."""
-    if len(places) < WIDE:
-        block: Floats = table.iloc[:, places].to_numpy(np.float64, na_value=np.nan)
-        return block
-    everything = table.to_numpy(np.float64 if len(places) == table.shape[1] else object, na_value=np.nan)
-    return np.take(everything, places, axis=1).astype(np.float64, copy=False)
+    block: Floats = table.iloc[:, places].to_numpy(np.float64, na_value=np.nan)
+    return block
 
 
 def read_columns(
@@ -158,7 +154,6 @@ class EncodedTable(NamedTuple):
 
     x: Floats  # shape (samples, features)
     y: NDArray[Any] | None  # labels, shape (samples,), or targets, shape (samples, targets); None without targets
-    dropped: int  # rows that were left out because of missing values
 
 
 @dataclass(frozen=True)
@@ -206,16 +201,6 @@ class TableEncoding:
         """The column of every feature."""
         return [name for name in self.columns for _ in self.categories.get(name, ("",))]
 
-    def describe(self) -> str:
-        """What was decided about the columns, as one line."""
-        plain = [name for name in self.columns if name not in self.categories]
-        kinds = {"number": "numbers", "date": "dates become days since 1970", "truth": "truth values become 0 and 1"}
-        found = {text: [n for n in plain if self.kinds.get(n, "number") == kind] for kind, text in kinds.items()}
-        found["one input for each value"] = [f"{name} ({len(of):,} values)" for name, of in self.categories.items()]
-        found["left out"] = list(self.options.drop_columns)
-        means = ["missing values become means"] if self.means else []
-        return "; ".join([f"{text}: {column_list(names)}" for text, names in found.items() if names] + means)
-
     def encode(
         self, table: DataFrame, called: str = "the table", *, targets: str | Sequence[str] | None = None
     ) -> EncodedTable:
@@ -250,13 +235,9 @@ class TableEncoding:
             raise DataError(f"{called}: no value in the training samples of {column_list(empty)}: no mean to fill in")
         return replace(self, means=tuple((np.nansum(rows, axis=0) / counts).tolist()))
 
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as plain values, for JSON."""
-        return asdict(self)
-
     @classmethod
     def from_dict(cls, values: Any) -> TableEncoding:
-        """Make from the values of `to_dict`; `DataError` if they are others."""
+        """Make from the values of its fields, as JSON has them; `DataError` if they are others."""
         from pydantic import TypeAdapter, ValidationError
 
         from hybridnn.utils.settings_models import first_problem
@@ -276,7 +257,6 @@ class TableEncoding:
                 codes = self._codes(table, name, texts, called)[:, None]
                 parts[name] = np.where(codes == -1, np.nan, codes == np.arange(len(texts)))
             values = np.concatenate([parts[name] for name in self.columns], axis=1)
-        _refuse(np.isinf(values), self.feature_columns, f"{called}: infinite values")
         return values
 
     def _numbers_of(self, table: DataFrame, names: Sequence[str], called: str) -> Floats:
@@ -293,20 +273,18 @@ class TableEncoding:
             raise DataError(f"{called}: {'; '.join(odd[:NAMES_SHOWN])}")
         for place, column in zip(np.flatnonzero(~is_plain), columns, strict=True):
             values[:, place] = np.append(column.numbers, np.nan)[column.codes]
+        _refuse(np.isinf(values), names, f"{called}: infinite values")
         return values
 
     def _codes(self, table: DataFrame, name: str, values: Sequence[str], called: str) -> NDArray[np.int64]:
-        """The place of each row's value among `values`, -1 for missing values; unknown ones are -2, or refused."""
-        place, is_input = table.columns.get_indexer([name]), name in self.categories
+        """The place of each row's value among `values`, -1 for missing values."""
+        place = table.columns.get_indexer([name])
         (column,) = read_columns(table, place, self.options.csv, called, {name: "text"})
         known = {value: number for number, value in enumerate(values)}
-        found = np.array([*(known.get(text, -2) for text in column.texts), -1], np.int64)[column.codes]
-        unknown = sorted(text for text in column.texts if text not in known)
-        if unknown and not (is_input and self.options.unknown_categories == "zeros"):
-            shown = f"{column_list([repr(text) for text in unknown])} ({counted(int((found == -2).sum()), 'row')})"
-            how = '; a training with data.unknown_categories = "zeros" allows them' if is_input else ""
-            raise DataError(f"{called}: column {name!r} has values that the training data did not have: {shown}{how}")
-        return found
+        if unknown := sorted(text for text in column.texts if text not in known):
+            shown = f"{column_list([repr(text) for text in unknown])} ({counted(len(column.rows(unknown)), 'row')})"
+            raise DataError(f"{called}: column {name!r} has values that the training data did not have: {shown}")
+        return np.array([*map(known.__getitem__, column.texts), -1], np.int64)[column.codes]
 
     def _targets(self, table: DataFrame, names: Sequence[str], called: str) -> NDArray[Any] | None:
         """Labels, -1 for missing ones, or targets of regression, NaN for missing ones; None without names."""
@@ -316,9 +294,7 @@ class TableEncoding:
             if len(names) > 1:
                 raise SettingError("data.targets", list(names[:NAMES_SHOWN]), "classification needs one target column")
             return self._codes(table, names[0], self.classes, called)
-        targets = self._numbers_of(table, names, called)
-        _refuse(np.isinf(targets), names, f"{called}: infinite values")
-        return targets
+        return self._numbers_of(table, names, called)
 
     def _without_missing(self, x: Floats, y: NDArray[Any] | None, targets: Sequence[str], called: str) -> EncodedTable:
         """Samples without missing values; those are NaN in inputs and targets, and -1 in labels."""
@@ -328,19 +304,15 @@ class TableEncoding:
         missing = self.options.missing
         left_out = in_y.any(axis=1) & ("drop" in (missing, self.options.missing_targets))
         left_out |= in_x.any(axis=1) & (missing == "drop" and y is not None)
-        if left_out.all() and len(x):
-            raise DataError(f"{called}: every row has a missing value: none is left")
         if left_out.any():
             kept = ~left_out
             x, in_x, in_y, y = x[kept], in_x[kept], in_y[kept], None if y is None else y[kept]
         if self.means:
             x, in_x = np.where(in_x, self.means, x), np.zeros_like(in_x)
-        how = "; the network was trained without such samples"
-        how += "; only training and evaluation leave them out" if missing != "error" else ""
         names = [*self.feature_columns, *targets]
-        how = f"; {TARGET_ADVICE}" if in_y.any() else how
+        how = f"; {TARGET_ADVICE if in_y.any() else 'the network was trained without such samples'}"
         _refuse(np.concatenate([in_x, in_y], axis=1), names, f"{called}: missing values", how)
-        return EncodedTable(x, y, int(left_out.sum()))
+        return EncodedTable(x, y)
 
 
 def _refuse(bad: NDArray[np.bool_], columns: Sequence[str], what: str, how: str = "") -> None:

@@ -44,10 +44,9 @@ CSV_KEYS = (
 NOT_PASSED = {"names", "header", "encoding", "parse_dates", "dayfirst", "date_format"}  # handled here
 
 MOST_SKIPPED = 1_000_000  # lines
-MOST_COLUMNS = 900_000  # for more, pandas takes about a minute
+MOST_COLUMNS = 900_000  # for more, pandas takes minutes
 SAMPLE, SAMPLE_LINES = 1 << 16, 50  # characters and lines from which the separator is found
 BLOCK = 1 << 20
-FEW = 64  # columns
 BEGINNINGS = {
     rb"\xef\xbb\xbf": "utf-8-sig",
     rb"\xff\xfe|\xfe\xff": "utf-16",
@@ -146,9 +145,6 @@ class TableOptions:
     categories: Annotated[
         Categories, "Input columns of text; one-hot: an input of each value. It is 1 where the column has it, else 0."
     ] = "error"
-    unknown_categories: Annotated[
-        Literal["error", "zeros"], "Values that training data did not have; zeros: all inputs of the column are 0."
-    ] = "error"
 
     def __post_init__(self) -> None:
         require_fields("data", self)
@@ -168,10 +164,7 @@ def require_columns(called: str, table: Any, wanted: Sequence[str], what: str) -
     if missing := [name for name in wanted if name not in there]:
         which = f"column{'s' if len(missing) > 1 else ''} {column_list([repr(name) for name in missing])}"
         has = f"it has {column_list(list(table.columns))}{alike(missing[0], list(table.columns))}"
-        list_of = (
-            """; names with commas are given as a list: '["a, b"]'""" if any("," in name for name in there) else ""
-        )
-        raise DataError(f"{called}: no {which}, {what}; {has}{list_of}")
+        raise DataError(f"{called}: no {which}, {what}; {has}")
 
 
 # -- files -------------------------------------------------------------------------------------------------------------
@@ -182,7 +175,6 @@ class Table(NamedTuple):
 
     frame: DataFrame
     options: TableOptions  # with the separator that was found
-    notes: tuple[str, ...] = ()  # what was left out, one line each
     has_row_names: bool = False  # for which the header line has no name
     raw: Callable[[Collection[str]], DataFrame] | None = None  # reads columns of a file of text again, as text
 
@@ -273,18 +265,13 @@ class _Text:
         import pandas
 
         places = [n for n, name in enumerate(self.names) if name in texts]
-        is_wide = len(places) < FEW < len(self.names) / FEW  # types by name would make a Series of each column
-        frame = self.by_pandas(**({} if is_wide else {"dtype": dict.fromkeys(places, str)}))
-        for place, cells in self.by_pandas(usecols=places, dtype=str).items() if is_wide and places else ():
-            frame.isetitem(place, cells)
+        frame = self.by_pandas(dtype=dict.fromkeys(places, str))
         left_out = [n for n, name in enumerate(self.names) if not name and (n == 0 or frame[n].isna().all())]
         kept = [name for n, name in enumerate(self.names) if n not in left_out]
         require_names(self.called, kept, f"; {FIRST_LINE}{PREAMBLE}")
         frame = frame.drop(columns=left_out) if left_out else frame
         frame.columns = pandas.Index(kept, dtype=object)  # `set_axis` would copy a million columns one by one
-        note = "columns without a name are left out: a first one of row names, or one without cells"
-        options = replace(self.options, csv=self.csv)
-        return Table(frame, options, (note,) if left_out else (), self.has_row_names, self.raw)
+        return Table(frame, replace(self.options, csv=self.csv), self.has_row_names, self.raw)
 
     def raw(self, wanted: Collection[str]) -> DataFrame:
         """Some columns, with every cell as the text that it is."""
@@ -333,9 +320,6 @@ class _Text:
             self.csv.setdefault("names", [str(number) for number in range(width)])
             return self.given_names(width), False
         names = list(as_names(names))
-        if len(names) == width == 1 and {len(row[0].split()) for row in rows} == {len(names[0].split())} != {1}:
-            how = r"if spaces separate columns, set data.csv.sep = '\s+'"
-            raise DataError(f"{self.called}: it has one column, {column_list(names)}; {how}")
         if "header" not in self.csv and self.known_inputs.isdisjoint(names) and _are_data(names, rows):
             seen = f"the first line seems to hold data ({column_list(names)})"
             raise DataError(f"{self.called}: {seen}; {FIRST_LINE}")

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 MOST_LABELS, ROWS_PER_LABEL = 20, 2  # whole numbers are labels up to so many, with on average so many rows each
 MOST_CATEGORIES = 1_000  # values of one column that become inputs
-FEW_ROWS = 20  # in a table of fewer rows, all texts may differ and be categories or labels
-SEVERAL_ROWS = 5  # in more rows, the texts of a category do not all differ
+FEW_ROWS = 20  # in a table of fewer rows, all texts may differ and be categories
 SEPARATED = re.compile(r"\d([.,' \u00a0\u202f])\d")
 WRITTEN = r"(\d{1,3}([.,' \u00a0\u202f])(\d{2,3}\2)*\d{3}((?!\2)[.,]\d*)?|\d*[.,]?\d+)"
 IN_TWO_WAYS = re.compile(rf"[+\-\u2212]?{WRITTEN}")
@@ -87,17 +86,15 @@ class Examination(NamedTuple):
     encoding: TableEncoding
     columns: dict[str, Column]  # that were read cell by cell; the other inputs are numbers
     problems: list[Problem]
-    notes: list[str]  # what may not be as meant
 
 
-def examine(
-    table: Table, called: str, columns: Sequence[str], targets: Sequence[str], task: Task | None
-) -> Examination:
+def examine(table: Table, called: str, targets: Sequence[str], inputs: Sequence[str], task: Task | None) -> Examination:
     """Decide what the input and target columns of a table are; means are left to `TableEncoding.with_means`.
 
     Without a `task`, one target column of text, truth values or few whole numbers holds labels.
     """
     frame, options, parsed = table.frame, table.options, table.options.csv.get("parse_dates", ())
+    columns = choose_columns(frame, called, targets, inputs, options.drop_columns)
     require_columns(called, frame, options.text_columns, "which data.text_columns names")
     require_columns(called, frame, parsed, "which data.csv.parse_dates names")
     stated: dict[str, Kind] = {**dict.fromkeys(parsed, "date"), **dict.fromkeys(options.text_columns, "text")}
@@ -107,21 +104,18 @@ def examine(
     block = number_block(frame, frame.columns.get_indexer(plain))
     places = np.sort(frame.columns.get_indexer(list(others)))
     found = {column.name: column for column in read_columns(frame, places, options.csv, called, stated)}
-    inputs, outputs = [found[name] for name in columns if name in found], [found[name] for name in targets]
-    problems, notes = _grouped_points(table, plain, block, outputs), list[str]()
-    problems += [problem for column in inputs if (problem := _input_problem(column, options))]
+    features, outputs = [found[name] for name in columns if name in found], [found[name] for name in targets]
+    problems = _grouped_points(table, plain, block, outputs)
+    problems += [problem for column in features if (problem := _input_problem(column, options))]
     has_words = table.raw is not None and options.csv.get("keep_default_na", True)
     is_missing = np.isnan(block)
     gaps = [(plain[n], is_missing[:, n], False) for n in np.flatnonzero(is_missing.any(axis=0)).tolist()]
-    gaps += [(one.name, one.codes < 0, one.kind == "text") for one in (*inputs, *outputs) if (one.codes < 0).any()]
+    gaps += [(one.name, one.codes < 0, one.kind == "text") for one in (*features, *outputs) if (one.codes < 0).any()]
     for name, missing, is_text in gaps:
         is_target = name in targets
         is_left_out = "drop" in (options.missing, options.missing_targets if is_target else "")
-        gap = _gap(name, missing, is_text=is_text and has_words, is_target=is_target)
         if missing.all() or not (is_left_out or (options.missing == "mean" and not is_target)):
-            problems.append(gap)
-        elif is_target and not gap.settings:
-            notes.append(f"{gap.text} are left out; {WORDS_ADVICE.rpartition(';')[0]}")
+            problems.append(_gap(name, missing, is_text=is_text and has_words, is_target=is_target))
     classes, wrong = _fit_classes(outputs, dtypes[targets[0]], task, options) if targets else ((), [])
     first = str(frame.columns[0])
     may_be_id = dtypes[first] in "iu" if first in columns else first not in targets
@@ -130,12 +124,12 @@ def examine(
         tuple(targets),
         first if may_be_id and frame.iloc[:, 0].is_unique else "",
         classes,
-        {column.name: _in_order(column.texts) for column in inputs if column.kind == "text"},
+        {column.name: _in_order(column.texts) for column in features if column.kind == "text"},
         {name: column.kind for name, column in found.items() if column.kind in ("truth", "date")},
         options=options,
         has_row_names=table.has_row_names,
     )
-    return Examination(encoding, found, problems + wrong, notes)
+    return Examination(encoding, found, problems + wrong)
 
 
 def choose_columns(
@@ -157,9 +151,7 @@ def choose_columns(
 def task_reason(encoding: TableEncoding, targets: Sequence[str], task: Task | None) -> str:
     """The task, and the property of the table from which it follows."""
     if encoding.classes:
-        is_counted = encoding.classes == tuple(str(label) for label in range(len(encoding.classes)))
-        names = "" if is_counted else f" ({column_list(encoding.classes)})"
-        return f"classification: {len(encoding.classes)} classes{names}"
+        return f"classification: {len(encoding.classes)} classes ({column_list(encoding.classes)})"
     if len(targets) > 1:
         return f"regression: {len(targets)} target columns"
     what = f"{targets[0]} has {'dates' if targets[0] in encoding.kinds else 'decimal points'}"
@@ -208,11 +200,9 @@ def _grouped_points(table: Table, plain: Sequence[str], block: Floats, targets: 
     if table.raw is None or {"decimal", "thousands"} & {*given}:
         return []
     size = np.nan_to_num(np.abs(block), posinf=0.0)
-    is_whole, in_thousands = size == np.rint(size), 1000 * size
-    is_possible = is_whole | ((size > 1) & (size < 1000) & (np.abs(in_thousands - np.rint(in_thousands)) < 1e-6))
-    if not is_possible.all():
+    if (np.abs(1000 * size - np.rint(1000 * size)) >= 1e-6).any():  # a number with more than three decimals
         return []
-    names = [plain[place] for place in np.flatnonzero(~is_whole.all(axis=0)).tolist()]
+    names = [plain[place] for place in np.flatnonzero((size != np.rint(size)).any(axis=0)).tolist()]
     raw = table.raw(names) if names else {}
     cells = {name: [text for text in raw[name].str.strip().unique() if text] for name in names}
     cells |= {column.name: list(column.texts) for column in targets if column.kind == "number"}
@@ -247,13 +237,10 @@ def _input_problem(column: Column, options: TableOptions) -> Problem | None:
     name, texts, rows = column.name, column.texts, int((column.codes >= 0).sum())
     is_stated = name in options.text_columns
     if column.kind != "text" or (not is_stated and _holds_numbers(column)):
-        return (
-            _odd_cells(column, f"; or {DROP_ADVICE}; or, if it holds codes, {TEXT_ADVICE}", name)
-            if column.odd()
-            else None
-        )
+        more = f"; or {DROP_ADVICE}; or, if it holds codes, {TEXT_ADVICE}"
+        return _odd_cells(column, more, name) if column.odd() else None
     shown = f"text in {name} ({column.shown((column.odd() or texts)[:1])}"
-    is_unlikely = (rows >= FEW_ROWS and len(texts) > rows // 2) or len(texts) == rows > SEVERAL_ROWS
+    is_unlikely = rows >= FEW_ROWS and len(texts) > rows // 2
     is_date = texts and all(map(ANY_DATE.fullmatch, texts))
     if len(texts) > MOST_CATEGORIES or (not is_stated and (is_unlikely or is_date)):
         how = f"{DROP_ADVICE}, read dates with data.csv.parse_dates and dayfirst or date_format, or {TEXT_ADVICE}"
@@ -291,13 +278,9 @@ def _fit_classes(
         problem = _odd_cells(column, ", and set model.loss to mse for regression")
     elif is_free and is_number and len(classes) > min(MOST_LABELS, rows // ROWS_PER_LABEL):
         is_count = column.numbers.min() in (0, 1) and np.ptp(column.numbers) == len(classes) - 1
-        is_likely = is_count and (len(classes) <= MOST_LABELS or rows >= 10 * len(classes))
         how = "set model.loss to mse for regression, or to cross_entropy if these are labels"
         found = f"{name} has {len(classes):,} different whole numbers in {rows:,} rows"
-        problem = Problem(found, how, {"model.loss": "cross_entropy" if is_likely else "mse"})
-    elif is_free and not is_number and rows >= FEW_ROWS and len(classes) > rows // 2:
-        how = "a class needs several rows; name another column, or set model.loss to cross_entropy if these are labels"
-        problem = Problem(f"{name} has {len(classes):,} different texts in {rows:,} rows", how)
+        problem = Problem(found, how, {"model.loss": "cross_entropy" if is_count else "mse"})
     elif len(classes) < 2:
         only = f"all labels are {column_list(classes)}" if classes else "has no label"
         problem = Problem(f"{name}: {only}", "classification needs at least 2 classes")
@@ -325,7 +308,6 @@ class TableCheck(NamedTuple):
     task: str  # with its reason; empty where the targets do not tell
     separator: str
     targets: tuple[str, ...]
-    notes: tuple[str, ...]
     columns: list[ColumnLine]
     problems: list[Problem]
 
@@ -341,41 +323,35 @@ def check_table(
     """Examine a table; without targets, all columns are inputs. Parameters and errors as for `load_file`."""
     names, called, options = as_names(targets), shown_path(path), options or TableOptions()
     table = read_table(path, options, names)
-    columns = choose_columns(table.frame, called, names, as_names(inputs), options.drop_columns)
-    found = examine(table, called, columns, names, task)
+    found = examine(table, called, names, as_names(inputs), task)
     is_known = all(problem.column or "missing_targets" in problem.settings for problem in found.problems)
     reason = task_reason(found.encoding, names, task) if names and is_known else ""
-    becomes = dict.fromkeys(table.frame.columns, "left out") | dict.fromkeys(columns, "input")
+    becomes = dict.fromkeys(table.frame.columns, "left out") | dict.fromkeys(found.encoding.columns, "input")
     becomes |= dict.fromkeys(names, "target")
     separator = repr(table.options.csv["sep"]) if table.raw else ""
     lines = _lines(table.frame, called, found, becomes)
-    return TableCheck(len(table.frame), reason, separator, names, (*table.notes, *found.notes), lines, found.problems)
+    return TableCheck(len(table.frame), reason, separator, names, lines, found.problems)
 
 
 def _lines(frame: DataFrame, called: str, found: Examination, becomes: Mapping[str, str]) -> list[ColumnLine]:
-    options, lines = found.encoding.options, dict.fromkeys(frame.columns, ColumnLine("", "", 0, 0, "", ""))
+    options, lines = found.encoding.options, dict[str, ColumnLine]()
     is_plain = np.array([dtype.kind in "iuf" for dtype in frame.dtypes]) & ~frame.columns.isin(list(found.columns))
-    block = np.sort(number_block(frame, np.flatnonzero(is_plain)), axis=0)  # missing values are last
-    there = (~np.isnan(block)).sum(axis=0)
-    different = (np.diff(block, axis=0) > 0).sum(axis=0) + (there > 0)
-    most = block[np.maximum(there, 1) - 1, np.arange(block.shape[1])]
-    facts = (len(frame) - there, different, block[0], most)
-    for name, *numbers in zip(frame.columns[is_plain], *(fact.tolist() for fact in facts), strict=True):
-        missing, values, *ends = numbers
-        shown = " to ".join(f"{end:g}" for end in ends[: min(values, 2)])
-        lines[name] = ColumnLine(printable(name, 40), "numbers", missing, values, shown, becomes[name])
+    block = number_block(frame, np.flatnonzero(is_plain))
+    for name, cells in zip(frame.columns[is_plain], block.T, strict=True):
+        numbers = np.unique(cells[~np.isnan(cells)])
+        shown = " to ".join(f"{end:g}" for end in dict.fromkeys([*numbers[:1], *numbers[-1:]]))
+        sizes = int(np.isnan(cells).sum()), len(numbers)
+        lines[name] = ColumnLine(printable(name, 40), "numbers", *sizes, shown, becomes[name])
     stated = {name: column.kind for name, column in found.columns.items()}
     kinds = {"number": "numbers", "truth": "truth values", "date": "dates", "text": "text"}
-    inputs = {"truth": "input, 0 or 1", "date": "input, days since 1970", "text": "?"}
+    inputs = {"number": "input", "truth": "input, 0 or 1", "date": "input, days since 1970"}
     for column in read_columns(frame, np.flatnonzero(~is_plain), options.csv, called, stated):
-        name, values, becoming = column.name, column.texts[:1], becomes[column.name]
+        name, values = column.name, column.texts[:1]
         if column.kind in ("number", "date") and len(column.texts) > 1 and not column.odd():
             values = tuple(column.texts[int(find(column.numbers))] for find in (np.argmin, np.argmax))
-        if becoming == "input":
-            becoming = inputs.get(column.kind, "input")
-        if becoming == "?" and options.categories == "one-hot":
-            becoming = f"{len(column.texts):,} inputs"
+        of_text = f"{len(column.texts):,} inputs" if options.categories == "one-hot" else "?"
+        becoming = inputs.get(column.kind, of_text) if becomes[name] == "input" else becomes[name]
         shown = " to ".join(printable(value, 20) for value in values)
         sizes = int((column.codes < 0).sum()), len(column.texts)
         lines[name] = ColumnLine(printable(name, 40), kinds[column.kind], *sizes, shown, becoming)
-    return list(lines.values())
+    return [lines[name] for name in frame.columns]

@@ -14,10 +14,10 @@ from hybridnn.utils.text import shown_path, user_path
 
 from .dataset import Dataset
 from .loaders import label_warning, user_arrays
-from .rows import ArrayRows, Task, constant_targets
+from .rows import ArrayRows, Task
 from .table_encoding import TableEncoding
 from .table_file import Table, TableOptions, as_names, named_frame, read_table
-from .table_fitting import choose_columns, examine, require_no_problem, task_reason
+from .table_fitting import examine, require_no_problem, task_reason
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -129,23 +129,18 @@ def _dataset_from_table(
     encoding: TableEncoding | None,
     training: Training | None,
 ) -> Dataset:
-    frame, options, warnings, is_new = table.frame, table.options, list[str](), encoding is None
+    frame, options, warnings, is_new = table.frame, table.options, tuple[str, ...](), encoding is None
     if encoding is None:
-        columns = choose_columns(frame, called, targets, inputs, options.drop_columns)
-        found = examine(table, called, columns, targets, task)
+        found = examine(table, called, targets, inputs, task)
         require_no_problem(called, found.problems)
         encoding = found.encoding.with_means(frame, called, training)
-        warnings = [f"{called}: {note}" for note in found.notes]
-    x, y, dropped = encoding.encode(frame, called, targets=targets)
+    x, y = encoding.encode(frame, called, targets=targets)
     if y is None or not len(x):
-        raise DataError(f"{called}: no line of data after the header line")
-    if is_new and (constant := constant_targets(y)).any():
-        column = int(np.argmax(constant))
-        value = "has one value only" if y.ndim == 1 else f"is {y[0, column]:g} in every row"
-        raise DataError(f"{called}: target {targets[column]!r} {value}: there is nothing to learn")
+        raise DataError(f"{called}: no row has all of its values")
     if is_new and task is None and not encoding.classes and targets[0] not in encoding.kinds:
-        warnings = [*label_warning(called, targets[0], y, "set model.loss to cross_entropy"), *warnings]
+        warnings = label_warning(called, targets[0], y, "set model.loss to cross_entropy")
     used = {*encoding.columns, *targets, *options.drop_columns}
+    dropped = len(frame) - len(x)
     left = f"; {dropped:,} of {len(frame):,} rows have missing values and are left out" if dropped else ""
     return Dataset(
         name,
@@ -156,7 +151,7 @@ def _dataset_from_table(
         None,
         inputs=encoding.columns,
         ignored=tuple(column for column in frame.columns if column not in used),
-        task_reason="; ".join([f"{task_reason(encoding, targets, task)}{left}", *table.notes]),
+        task_reason=task_reason(encoding, targets, task) + left,
         encoding=encoding,
-        warnings=tuple(warnings),
+        warnings=warnings,
     )

@@ -91,7 +91,6 @@ class RunHeader(Record):
     transport: str | None = None  # transport of a GPU's arrays; None on the CPU
     transport_why: str = ""  # the reason for the transport
     task: str = ""  # the task of a user's data file and the reason for it; empty for a named data set
-    columns: str = ""  # what the input columns of a user's table hold and become
     in_process: bool = False  # whether the ranks took turns in one process: times are then not those of parallel ranks
     threads_why: str = ""  # the reason for the number of BLAS threads per rank
     layout_advice: str = ""  # that of `PredictedStep`

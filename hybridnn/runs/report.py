@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.metadata import version
 from math import ceil
 from pathlib import Path
@@ -72,7 +72,7 @@ class RunReport(Callback):
         folder.append(header)
         folder.write_config(to_toml(_with_absolute_paths(self._settings, self._data.encoding)))
         if self._data.encoding is not None:
-            folder.write_json(TABLE, self._data.encoding.to_dict())
+            folder.write_json(TABLE, asdict(self._data.encoding))
         if self._data.standardizer is not None:  # checkpoints need it too
             folder.write_arrays(STANDARDIZATION, self._data.standardizer.to_arrays())
         if self._predicted is not None:
@@ -166,7 +166,6 @@ class RunReport(Callback):
             transport=trainer.device.transport,
             transport_why=trainer.device.transport_why,
             task=data.task_reason,
-            columns="" if data.encoding is None else data.encoding.describe(),
             in_process=is_in_process(),
             versions={
                 "hybridnn": __version__,

@@ -126,7 +126,7 @@ def test_inputs_can_be_chosen(run_hybridnn: Run, table: Callable[..., Any]) -> N
 @pytest.mark.parametrize(
     ("targets", "expected"),
     [
-        ("churn", "classification: 2 classes"),
+        ("churn", "classification: 2 classes (0, 1)"),
         ("from 1", "classification: 2 classes (1, 2)"),
         ("point", "regression: point has decimal points"),
         ("churn, income", "regression: 2 target columns"),
@@ -283,9 +283,7 @@ def predicted(run: Run, file: str, *arguments: str) -> list[dict[str, str]]:
 def test_a_table_with_text_and_gaps_is_trained_on_and_predicted_by_names(run_hybridnn, people) -> None:
     train_on_people(run_hybridnn, *TABLE)
     header = records_of("run")[0]
-    decided = "numbers: age; one input for each value: city (3 values); left out: note; missing values become means"
     assert (header["sizes"], header["task"]) == ([4, 6, 2], "classification: 2 classes (no, yes)")
-    assert header["columns"] == decided
     encoding = json.loads(Path("run/table.json").read_text())
     training = split_indices(PEOPLE, 0.2, seed=0)[0]
     assert encoding["means"][0] == pytest.approx(people["age"].iloc[training].mean(), rel=1e-12)
@@ -352,7 +350,6 @@ RATES = rows("rate,size,y", "5%,#,p", "7%,#,q")
             "read dates with data.csv.parse_dates",
             "--set data.drop_columns=day",
         ),
-        (rows("b,y", "#,null", "#,p", "#,q"), "--missing drop", "words such as NA and None", "--set data.missing=drop"),
         (rows("b,y", "#,null", "#,p", "#,q"), "", FIRST, ""),
         (rows("b,y", "#,1", "#,2", "#,none"), "", FIRST, ""),
         (rows("b,y", "7%,1", "9%,2"), "", FIRST, None),

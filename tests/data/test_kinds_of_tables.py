@@ -236,17 +236,11 @@ def test_rows_without_target_are_left_out_while_inputs_are_filled(tmp_path: Path
     assert x_of(data)[1, 0] == pytest.approx((3 * 1 + 3 * 5 + 3 * 3) / 9)
 
 
-def test_unknown_categories_are_all_zero_if_that_is_stated(tmp_path: Path) -> None:
-    path = table(tmp_path, rows("city,a,y", "Rome,1,p", "Oslo,2,q"))
+def test_unknown_categories_are_refused(tmp_path: Path) -> None:
+    encoding = load_file(table(tmp_path, rows("city,a,y", "Rome,1,p", "Oslo,2,q")), "y", options=ONE_HOT).encoding
     new = table(tmp_path, "city,a\nBern,3\n", "new.csv")
-    for options, refused in ((ONE_HOT, True), (TableOptions(categories="one-hot", unknown_categories="zeros"), False)):
-        encoding = load_file(path, "y", options=options).encoding
-        if refused:
-            advice = 'did not have: .Bern. .1 row.; a training with data.unknown_categories = "zeros" allows them'
-            with pytest.raises(DataError, match=f"column 'city' has values that the training data {advice}"):
-                load_samples(new, 3, encoding=encoding)
-        else:
-            np.testing.assert_array_equal(load_samples(new, 3, encoding=encoding).x, [[0, 0, 3]])
+    with pytest.raises(DataError, match=r"column 'city' has values that the training data did not have: .Bern. .1 row"):
+        load_samples(new, 3, encoding=encoding)
 
 
 # -- predictions -------------------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Files of users: what they hold, and what is refused with advice."""
 
-import re
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -92,12 +91,6 @@ FOLLOWED: dict[str, tuple[str | bytes, str, str, str]] = {
         "model.loss=cross_entropy",
         "classification: 7 classes",
     ),
-    "spaces between columns": (
-        rows("a y", "1 p", "2 q"),
-        r"one column, a y; if spaces separate columns, set data.csv.sep = '\\s\+'",
-        r"csv.sep=\\s+",
-        "classification",
-    ),
     "a title": (
         "Sales of 2020\n" + rows("a,y", "#,p", "#,q"),
         "the header line has 1 .* set data.csv.skiprows to their number, or data.csv.comment to their sign",
@@ -135,7 +128,6 @@ REFUSED: dict[str, tuple[str | bytes, str]] = {
     "percent signs": (rows("a,y", "5%,p", "7%,q"), "a: no cell is a number .* -1234.5, without signs and units"),
     "parentheses": (rows("a,y", "(0.5),p", "7,q"), "a: 10 of 20 cells are no numbers .* without signs and units"),
     "targets in dollars": (rows("a;y", "#;$1,#"), "y: no cell is a number .* without signs and units"),
-    "labels that differ": (rows("a,y", "#,name #", times=20), "different texts in .* a class needs several rows"),
     "an empty column": (rows("a,b,y", "1,,p", "2,,q"), "b is empty; leave the column out with data.drop_columns"),
     "an id": (rows("a,y", "c#,p", "c#,q", times=20), "'c0' in row 1, 40 different values in 40 rows"),
     "one class": (rows("a,y", "1,p", "2,p"), "all labels are p; classification needs at least 2 classes"),
@@ -186,16 +178,6 @@ def test_a_warning_says_that_few_values_are_a_regression(tmp_path: Path) -> None
     (warning,) = load_file(table(tmp_path, rows("a,y", "7,3.0", "8,4.0")), "y").warnings
     assert "y has the values 3, 4 with decimal points: a regression; set model.loss to cross_entropy" in warning
     assert load_file(table(tmp_path, rows("a,y", "7,3", "8,4")), "y", task="regression").warnings == ()
-
-
-def test_labels_that_are_left_out_are_said(tmp_path: Path) -> None:
-    path = table(tmp_path, rows("a,y", "1,null", "2,Major", "3,nan", "4,Minor"))
-    for key in ("missing", "missing_targets"):
-        (note,) = check_table(path, "y", options=TableOptions(**{key: "drop"})).notes  # type: ignore[arg-type]
-        assert re.search(r"20 rows, .* are left out; words such as NA .* set data.csv.keep_default_na", note)
-        words = {"na_values": ["nan", "null"], "keep_default_na": False}
-        stated = TableOptions(**{key: "drop"}, csv=words)  # type: ignore[arg-type]
-        assert check_table(path, "y", options=stated).notes == ()
 
 
 def test_unknown_keys_of_pandas_are_refused_with_the_known_ones() -> None:

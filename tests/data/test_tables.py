@@ -3,6 +3,7 @@
 import importlib.util
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,7 @@ def test_whole_numbers_that_pandas_made_floats_are_labels_still(tmp_path: Path) 
     (tmp_path / "a.csv").write_text("a,y\n1.5,0\n2.5,1\n3.5,\n4.5,1\n5.5,0\n")
     data = load_file(tmp_path / "a.csv", ["y"], options=TableOptions(missing="drop"))
     assert (data.task, arrays(data)[1].tolist()) == ("classification", [0, 1, 1, 0])
-    assert data.task_reason == "classification: 2 classes; 1 of 5 rows have missing values and are left out"
+    assert data.task_reason == "classification: 2 classes (0, 1); 1 of 5 rows have missing values and are left out"
     (tmp_path / "a.csv").write_text("a,y\n1.5,0.0\n2.5,1.0\n")
     assert load_file(tmp_path / "a.csv", ["y"]).task_reason == "regression: y has decimal points"
     data = load_file(tmp_path / "a.csv", ["y"], task="classification")
@@ -191,7 +192,7 @@ def test_encoding_is_the_same_after_json(gaps: pd.DataFrame) -> None:
     options = TableOptions(missing="mean", categories="one-hot")
     encoding = load_frame(gaps, ["answer"], options=options).encoding
     assert encoding is not None
-    again = TableEncoding.from_dict(json.loads(json.dumps(encoding.to_dict())))
+    again = TableEncoding.from_dict(json.loads(json.dumps(asdict(encoding))))
     assert again == encoding
     np.testing.assert_array_equal(again.encode(gaps).x, encoding.encode(gaps).x)
     for damaged in ({}, [], {"columns": 3}, {"columns": ["a"], "kinds": {"a": "guess"}}):
@@ -212,7 +213,7 @@ def test_columns_are_left_out(people: pd.DataFrame) -> None:
         (
             {"age": lambda f: f["age"].where(f.index % 2 == 0), "city": lambda f: f["city"].where(f.index % 2 == 1)},
             {"missing": "drop"},
-            "every row has a missing value: none is left",
+            "no row has all of its values",
         ),
         (
             {"age": lambda f: f["age"] / (f.index - 7)},
@@ -221,7 +222,6 @@ def test_columns_are_left_out(people: pd.DataFrame) -> None:
         ),
         ({"z": lambda f: f["age"] * 1j}, {"categories": "error"}, "2 problems: .* text in z"),
         ({"z": lambda f: [[1]] * len(f)}, {}, "column 'z' holds objects that cannot be compared"),
-        ({"answer": lambda f: 1.5}, {}, "target 'answer' is 1.5 in every row: there is nothing to learn"),
     ],
 )
 def test_one_line_says_what_is_wrong(
@@ -274,7 +274,7 @@ def test_one_name_of_a_column_needs_no_list(tmp_path: Path, people: pd.DataFrame
         assert "city" not in named.ignored
         assert named.encoding is not None
         assert named.encoding.targets == ("answer",)
-        x, y, _ = named.encoding.encode(people, targets="answer")
+        x, y = named.encoding.encode(people, targets="answer")
         np.testing.assert_array_equal(x[:, 0], people["age"])
         assert y is not None
         assert [named.class_name(label) for label in y] == list(people["answer"].astype(str))
