@@ -210,9 +210,6 @@ def test_at_least_one_is_kept(tmp_path: Path) -> None:
         LocalArrays.of(MPI.COMM_SELF, ONE, "sgd", "float32").writer(tmp_path, keep=0)
 
 
-# -- small file systems ------------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def small_disk(folder: Path, comm: MPI.Intracomm, size: str) -> Iterator[None]:
     """A tmpfs of that size at `folder`; skips the test on every rank if it cannot be mounted."""

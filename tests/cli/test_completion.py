@@ -130,9 +130,6 @@ def test_values_of_a_setting_are_completed_where_it_is_one_word(complete: Callab
     assert text.split() == ["model.activation=sigmoid"]
 
 
-# -- help --------------------------------------------------------------------------------------------------------------
-
-
 def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every command without commands of its own, with its words."""
     inner = getattr(command, "commands", None)

@@ -256,9 +256,6 @@ def test_an_error_of_a_command_that_needs_one_rank_does_not_wait_for_others(run_
     error_line(run_as_ranks(*arguments))
 
 
-# -- modules that ranks load -------------------------------------------------------------------------------------------
-
-
 WRITE = """
 import os, sys
 def write():

@@ -165,9 +165,6 @@ def test_mean_staleness_is_told_by_stage(run_hybridnn: Run) -> None:
     assert facts["stage_staleness"] == pytest.approx([(13 * 2 + 1) / 15, 14 / 15, 0.0])  # min(t, K-1-k), 15 minibatches
 
 
-# -- several runs that differ ------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def runs(run_hybridnn: Run, trained_once: Callable[..., Path]) -> Run:
     """Two runs that differ in four settings, and one of them again."""
@@ -290,9 +287,6 @@ def test_runs_that_diverged_are_named(run_hybridnn, trained_once, plotted) -> No
     error = error_line(run_hybridnn("report", "bad", "worse", "--plot", "none.svg"))
     assert "none of the runs has an epoch with an evaluation" in error
     assert not Path("none.svg").exists()
-
-
-# -- stalls ------------------------------------------------------------------------------------------------------------
 
 
 RANKS = tuple(range(4))

@@ -128,9 +128,6 @@ def test_split_makes_a_group_of_the_ranks_of_one_color_in_the_same_order(comm: M
     assert part.size == 1 or grid.recorder.events[-1].axis == "part"
 
 
-# -- agreement ---------------------------------------------------------------------------------------------------------
-
-
 SURROGATE = "\udc80"  # stands for a byte of a file name that is not UTF-8
 
 
@@ -160,9 +157,6 @@ def test_texts_and_values_are_compared(comm: MPI.Intracomm) -> None:
     assert same_text_on_all(group, own) == (comm.size == 1)
     found = unequal_values(group, lambda: {"lr": "0.1" if comm.rank == 1 else "0.01", "seed": "0"})
     assert [value.text for value in found] == ["lr: rank 1 has 0.1, ranks 0, 2 have 0.01"] * (comm.size > 1)
-
-
-# -- recorder ----------------------------------------------------------------------------------------------------------
 
 
 def test_memory_is_bounded_and_totals_are_not() -> None:

@@ -129,8 +129,6 @@ def test_constraints_may_leave_no_exact_layout() -> None:
     assert {option.layout.method for option in found.options} == {"vanilla"}
 
 
-# -- lower bounds ----------------------------------------------------------------------------------------------------
-
 OVERLAP = {"hidden_fraction": 0.6, "compute_slowdown": 1.3, "nonblocking_factor": 1.2}
 MANY_LAYERS = Workload(MLP([20, 40, 60, 30, 40, 50, 40, 16, 16]), 700, 37, classification=False)
 MACHINES = {
@@ -213,8 +211,6 @@ def test_advice_names_a_pipeline_where_it_is_faster_than_all_others() -> None:
     assert f"; {best.layout.describe()} would be 1." in text
 
 
-# -- curves ----------------------------------------------------------------------------------------------------------
-
 QUALITY = {"held_out_of": "passes", "noise": 0.0, "load_average": 0.0, "busy_ranks": 2}
 
 
@@ -273,9 +269,6 @@ def machine_quality(error: float) -> Quality:
     return Quality.model_validate({"held_out_error": error, **QUALITY})
 
 
-# -- reasons ---------------------------------------------------------------------------------------------------------
-
-
 def prediction(
     batch: int, computing: float, communication: float = 0.0, bubble: float = 0.0, overhead: float = 0.0, model: int = 1
 ) -> Prediction:
@@ -298,9 +291,6 @@ def test_reason_sentences() -> None:
     assert reason_sentence(best, other) == f"{wins}: 1 ms less communication, 200 µs more computing."
     assert "only process grid" in reason_sentence(best, None)
     assert "equally fast" in reason_sentence(best, prediction(2, 2.0, 1.0, model=2))
-
-
-# -- layouts -----------------------------------------------------------------------------------------------------------
 
 
 MACHINE = make_machine()

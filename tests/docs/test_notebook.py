@@ -85,9 +85,6 @@ def test_cells_with_other_outputs_are_named_unless_they_vary() -> None:
     assert outputs.differing_cells(text, moved) == []
 
 
-# -- notebooks for teaching --------------------------------------------------------------------------------------------
-
-
 FOLDER = ROOT / "docs" / "learn" / "notebooks"
 LARGEST_BYTES = 300_000
 

@@ -139,9 +139,6 @@ def test_answers_have_the_names_of_the_allocation() -> None:
     assert list(addresses) == ["node1", "node2"]
 
 
-# -- comparison --------------------------------------------------------------------------------------------------------
-
-
 NODE = NodeFacts({"Python": "3.11.7", "numpy": "2.1.0"}, "Xeon", 4, 256 << 30)
 
 

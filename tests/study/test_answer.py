@@ -229,9 +229,6 @@ def test_figure_names_the_fastest_layouts_and_has_open_markers_for_predictions(t
         assert (line.get_linestyle(), line.get_markerfacecolor()) == ("None", "none")
 
 
-# -- statistics --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("count", [3, 5, 6, 9, 10, 25])
 def test_interval_of_a_median_is_that_of_the_sign_test(count: int) -> None:
     values = np.random.default_rng(count).exponential(size=count).tolist()
@@ -265,9 +262,6 @@ def test_mean_and_deviation_are_those_of_a_sample() -> None:
     assert mean_and_deviation([0.25, 0.75]).format() == "0.5 ± 0.35"
     assert MeanDeviation(0.9437, 0.0103, 5).format() == "0.9437 ± 0.010"
     assert MeanDeviation(40.0, 12.3, 5).format() == "40 ± 12"
-
-
-# -- prices ------------------------------------------------------------------------------------------------------------
 
 
 PricesOf = Callable[[str], StudyPrices]
@@ -343,9 +337,6 @@ def test_study_does_not_run_with_the_machine_file_of_another_processor(prices_of
     for given in ('machine = "own.toml"', 'machine = "cluster-1024"', ""):
         prices_of(f"{given}\naxes = {{ranks = [1]}}")
         require_own_processor(load_study("study.toml"))
-
-
-# -- hardware ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -107,9 +107,6 @@ def test_interrupted_cell_of_a_resuming_study_is_resumed(tmp_path: Path, number:
     assert [record["epoch"] for record in records_of(cell, "epoch")] == list(range(1, done[-1] + 3))
 
 
-# -- disturbed cells ---------------------------------------------------------------------------------------------------
-
-
 LOADS = """
 name = "loads"
 compares = "times"

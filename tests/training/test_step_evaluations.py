@@ -131,9 +131,6 @@ def test_a_record_of_a_run_that_stops_is_kept_once() -> None:
     assert [asdict(record) for record in two.history.evaluations] == [asdict(record) for record in whole.evaluations]
 
 
-# -- metrics -----------------------------------------------------------------------------------------------------------
-
-
 def hands_on(
     outputs: int, grid: hybridnn.ProcessGrid | None = None, batch_size: int = 7, dtype: str = "float64", **settings: Any
 ) -> hybridnn.Trainer:

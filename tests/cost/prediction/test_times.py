@@ -154,8 +154,6 @@ def test_a_deadlock_is_refused() -> None:
         compile_schedule(replace(schedule, orders=(first[4:], schedule.orders[1])))
 
 
-# -- parts of an efficiency ------------------------------------------------------------------------------------------
-
 NAMES = ("compute", "overhead", "communicate", "bubble", "wait")
 
 

@@ -243,9 +243,6 @@ def test_lists_and_stages_do_not_match() -> None:
         lint(replace(schedule, activation_bound=(1, 1)))
 
 
-# -- random schedules --------------------------------------------------------------------------------------------------
-
-
 Orders = tuple[tuple[Instruction, ...], ...]
 
 
