@@ -92,6 +92,7 @@ def test_a_crash_at_any_moment_leaves_a_valid_checkpoint(tmp_path: Path, existin
     outcomes, number = [], 1
     while crashes(folder, lambda: writer.write(progress_at(20)), number):
         checkpoint, problems = newest_valid(folder)
+        assert checkpoint is not None, number
         assert not problems, number
         found = LocalArrays.of(MPI.COMM_SELF, ONE, "sgd", "float64")
         checkpoint.read_into(found.stages, found.states)

@@ -297,10 +297,6 @@ def waiting(rank: int) -> RankState:
     return rank_state(rank, 4, collective("allreduce", "world", RANKS, 57), sums)
 
 
-def asleep(rank: int) -> RankState:
-    return rank_state(rank, 4, None, progress("world", RANKS, entered=56), idle_seconds=7.25)
-
-
 def write_stall(folder: Path, *states: RankState, unresponsive: str | None = None) -> Path:
     """Write the states, and the record of the job where the ranks that do not answer are given."""
     stall = folder / "stall"
@@ -315,7 +311,14 @@ def write_stall(folder: Path, *states: RankState, unresponsive: str | None = Non
 
 @pytest.fixture
 def stalled_run(tmp_path: Path) -> Path:
-    return write_stall(tmp_path / "run", waiting(0), waiting(1), asleep(2), waiting(3), unresponsive="")
+    return write_stall(
+        tmp_path / "run",
+        waiting(0),
+        waiting(1),
+        rank_state(2, 4, None, progress("world", RANKS, entered=56), idle_seconds=7.25),
+        waiting(3),
+        unresponsive="",
+    )
 
 
 def test_report_and_json_have_the_findings_and_all_states(run_hybridnn: Run, stalled_run: Path) -> None:

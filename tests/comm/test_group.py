@@ -103,9 +103,8 @@ def test_every_call_is_recorded_with_its_bytes(comm: MPI.Intracomm) -> None:
     grid.world.gather_rows(np.zeros(2), np.zeros(2 * comm.size) if comm.rank == 0 else None, [2] * comm.size)
     grid.world.barrier()
     grid.world.iallreduce(np.zeros(comm.size * 10)).wait()
-    names = [
-        event.name for event in grid.recorder.events
-    ]  # blocking calls have no wait, unless they consist of messages
+    # Blocking calls have no wait, unless they consist of messages.
+    names = [event.name for event in grid.recorder.events]
     calls = "allreduce allgather broadcast gather gather.wait barrier allreduce allreduce.wait"
     assert names == calls.split()
     part = 10 * 8 * (comm.size - 1)
@@ -284,10 +283,7 @@ def test_rooted_collectives(ranks: int) -> None:
     assert bytes_sent_by_rank("broadcast", part, ranks) == 0
 
 
-def test_a_single_rank_sends_nothing() -> None:
+def test_a_single_rank_sends_nothing_and_an_unknown_operation_is_refused() -> None:
     assert bytes_sent_by_rank("allreduce", 10, 1) == 0
-
-
-def test_unknown_operation_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown operation 'gossip'"):
         bytes_sent_by_rank("gossip", 1, 2)

@@ -107,6 +107,7 @@ for name in found.values():
             control.value = value
             if controls.result is None:
                 controls.update()
+            assert controls.result is not None, f"{name}: nothing is drawn for {control.description} = {value}"
             drawn.add(controls.result.data)
         control.value = before
     pictures[name] = len(drawn)

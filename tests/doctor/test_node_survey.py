@@ -146,10 +146,6 @@ def named(*nodes: NodeFacts, ranks: int = 1) -> list[NamedFacts]:
     return [NamedFacts(f"node{number}", facts, ranks) for number, facts in enumerate(nodes, 1)]
 
 
-def with_numpy(*versions: str) -> list[NamedFacts]:
-    return named(*(replace(NODE, software={**NODE.software, "numpy": version}) for version in versions))
-
-
 @pytest.mark.parametrize(
     ("versions", "what"),
     [
@@ -163,7 +159,8 @@ def with_numpy(*versions: str) -> list[NamedFacts]:
     ],
 )
 def test_nodes_with_another_version_are_named(versions: list[str], what: str) -> None:
-    found = check_software(with_numpy(*versions))
+    nodes = (replace(NODE, software={**NODE.software, "numpy": version}) for version in versions)
+    found = check_software(named(*nodes))
     assert (found.verdict, found.what) == ("failure", what)
     assert found.advice
 
