@@ -136,8 +136,6 @@ def test_a_command_with_a_name_that_no_file_has(arguments: str, folder: Path) ->
             assert refusal(reader, Path(name)), name
 
 
-# -- malformed content ------------------------------------------------------------------------------------------------
-
 LONG_TEXT = b'"' + b"x" * 900_000 + b'"'
 JSON_TEXTS: dict[bytes, str] = {
     b"[" * 10_000: "recursion limit",
@@ -334,9 +332,6 @@ def test_any_bytes_are_read_as_python_reads_them_or_refused(content, tmp_path_fa
             assert read(path) == reference(content)
 
 
-# -- damaged folders of runs ------------------------------------------------------------------------------------------
-
-
 def test_resuming_what_is_no_run(folder: Path) -> None:
     content("a-file", "text")(folder)
     os.mkfifo(folder / "a-fifo")
@@ -374,9 +369,6 @@ def test_a_folder_in_place_of_a_file(name: str, folder: Path) -> None:
     code, err = run_command(*QUICK, "--set", "data.standardize=true", "--out", RUN)
     assert (code, len(err.splitlines())) == (2, 1), err
     assert err.startswith("Error: ")
-
-
-# -- arrays -----------------------------------------------------------------------------------------------------------
 
 
 def npy(header: str, payload: bytes = b"") -> bytes:
@@ -509,9 +501,6 @@ def test_arrays_of_any_bytes(start: bytes, text: bytes, method: int, tmp_path_fa
         archive(path, array, method)
         with possible_refusal(path):
             load(path)
-
-
-# -- tables -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_table_that_is_larger_than_the_memory(folder: Path) -> None:

@@ -36,9 +36,6 @@ def required() -> set[str]:
     raise AssertionError("no install_requires")
 
 
-# -- the wheel --------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def archives(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with source archives, built from the files that git knows, and wheels, built from these archives."""
@@ -170,9 +167,6 @@ def test_installed_wheels_work_in_an_empty_folder(archives: Path, tmp_path: Path
     run([str(programs / "pip"), "install", "--quiet", str(wheel_of(archives, "papers"))], work)
     assert "kang-table-6" in run([hybridnn, "study", "list"], work)
     assert "utilisation" in run([hybridnn, "formulas", "book"], work)
-
-
-# -- recipes ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_recipe_for_conda_has_the_requirements_of_the_package() -> None:

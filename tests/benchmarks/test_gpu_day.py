@@ -83,9 +83,6 @@ def test_pieces_cover_the_targets() -> None:
     assert several == sorted(several) == [piece.left_out == "no mpirun" for piece in pieces]
 
 
-# -- programs of pieces ------------------------------------------------------------------------------------------------
-
-
 def runs(process: int) -> bool:
     try:
         return Path(f"/proc/{process}/stat").read_text().split()[2] != "Z"
@@ -109,9 +106,6 @@ waits_for_ever()"""
     assert "in waits_for_ever" in printed
     child = int(re.findall(r"child (\d+)", printed)[0])
     wait_until(lambda: not runs(child), 20)
-
-
-# -- the report --------------------------------------------------------------------------------------------------------
 
 
 def test_the_report_has_verdicts_tables_and_a_chart(tmp_path, monkeypatch, capsys) -> None:
@@ -144,8 +138,6 @@ def test_the_report_has_verdicts_tables_and_a_chart(tmp_path, monkeypatch, capsy
     write_report({"devices": {GPU: pieces}}, [], tmp_path)
     assert "gpu-day.png is not drawn" in capsys.readouterr().err
 
-
-# -- a machine that has only the required packages ---------------------------------------------------------------------
 
 TREE = ("Makefile", "hybridnn", "datasets", "hpc_jobs", "conftest.py", "tests", "benchmarks")
 LEFT_OUT = "PYTHON", "MPI4PY", "LD_", "MAKE", "MFLAGS"  # the last ones are of a make that runs the tests

@@ -154,9 +154,6 @@ def test_every_kernel_runs_and_has_its_speed(tmp_path: Path, monkeypatch: pytest
     assert len({name for name, _, _ in cupy.launches}) > 20, "kernels of every kind were launched"
 
 
-# -- fastest layouts ---------------------------------------------------------------------------------------------------
-
-
 GRIDS = {"1x1": (1, 1, 1), "2x1": (1, 2, 1), "1x2": (1, 1, 2)}
 
 

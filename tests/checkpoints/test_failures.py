@@ -92,6 +92,7 @@ def test_a_crash_at_any_moment_leaves_a_valid_checkpoint(tmp_path: Path, existin
     outcomes, number = [], 1
     while crashes(folder, lambda: writer.write(progress_at(20)), number):
         checkpoint, problems = newest_valid(folder)
+        assert checkpoint is not None, number
         assert not problems, number
         found = LocalArrays.of(MPI.COMM_SELF, ONE, "sgd", "float64")
         checkpoint.read_into(found.stages, found.states)
@@ -208,9 +209,6 @@ def test_leftovers_of_an_earlier_run_are_removed(tmp_path: Path) -> None:
 def test_at_least_one_is_kept(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"training\.keep"):
         LocalArrays.of(MPI.COMM_SELF, ONE, "sgd", "float32").writer(tmp_path, keep=0)
-
-
-# -- small file systems ------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

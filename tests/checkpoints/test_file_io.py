@@ -70,9 +70,6 @@ def test_other_orders_and_formats_are_refused(tmp_path: Path) -> None:
         read_npy_header(file)
 
 
-# -- ranks that write --------------------------------------------------------------------------------------------------
-
-
 ARRAYS = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 400)), max_size=12)
 """Rows of each array, and bytes of such a row."""
 

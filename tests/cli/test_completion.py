@@ -55,9 +55,8 @@ def test_the_script_of_a_shell_parses_and_is_installed(shell, tmp_path, complete
     script.write_text(text, encoding="utf-8")
     done = subprocess.run([*CHECKS[shell], str(script)], capture_output=True, text=True, timeout=deadline(30))
     assert (done.returncode, done.stderr) == (0, "")
-    install = (
-        f"{shlex.quote(sys.executable)} -m hybridnn --install-completion; true"  # a shell becomes its last command
-    )
+    # A shell becomes its last command.
+    install = f"{shlex.quote(sys.executable)} -m hybridnn --install-completion; true"
     environment = {**os.environ, "HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / ".config")}
     del environment["_HYBRIDNN_COMPLETE"]
     done = subprocess.run(
@@ -128,9 +127,6 @@ def test_values_of_a_setting_are_completed_where_it_is_one_word(complete: Callab
     asked = {"_HYBRIDNN_COMPLETE": "complete_fish", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
     text = complete(**asked, _TYPER_COMPLETE_ARGS="hybridnn train --set model.activation=si")
     assert text.split() == ["model.activation=sigmoid"]
-
-
-# -- help --------------------------------------------------------------------------------------------------------------
 
 
 def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

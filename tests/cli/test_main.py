@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -67,22 +68,11 @@ def test_version(run_as_ranks: Run) -> None:
 
 
 def test_other_exceptions_propagate(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> None:
-        raise ZeroDivisionError("a defect")
-
-    monkeypatch.setattr("hybridnn.data.catalogue", broken)
+    monkeypatch.setattr("hybridnn.data.catalogue", Mock(side_effect=ZeroDivisionError("a defect")))
     hook = sys.excepthook
     with pytest.raises(ZeroDivisionError, match="a defect"):
         main(["data", "list"])
     assert sys.excepthook is hook
-
-
-def test_interrupt_is_exit_code_130(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("hybridnn.data.catalogue", interrupted)
-    assert run_hybridnn("data", "list")[0] == 130
 
 
 INTERRUPTED_IMPORT = """
@@ -104,14 +94,17 @@ def test_an_interrupt_while_modules_are_imported_is_one_line() -> None:
     assert (result.returncode, result.stdout, result.stderr) == (130, "", "Error: interrupted\n")
 
 
-@pytest.mark.parametrize("reason", ["", "Unable to allocate 3.64 TiB"])
-def test_a_lack_of_memory_is_one_line(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch, reason: str) -> None:
-    def allocate() -> None:
-        raise MemoryError(*filter(None, [reason]))
-
-    monkeypatch.setattr("hybridnn.data.catalogue", allocate)
-    expected = f"Error: not enough memory: {reason or 'Python could not allocate more'}"
-    assert error_line(run_hybridnn("data", "list")) == expected
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (MemoryError(), 2, "not enough memory: Python could not allocate more"),
+        (MemoryError("Unable to allocate 3.64 TiB"), 2, "not enough memory: Unable to allocate 3.64 TiB"),
+    ],
+)
+def test_an_interrupt_and_a_lack_of_memory_are_one_line(run_hybridnn, monkeypatch, error, code, line) -> None:
+    monkeypatch.setattr("hybridnn.data.catalogue", Mock(side_effect=error))
+    assert run_hybridnn("data", "list") == (code, "", f"Error: {line}\n")
 
 
 def test_the_command_that_left_names_the_one_to_use(run_hybridnn: Run) -> None:
@@ -256,9 +249,6 @@ def test_an_error_of_a_command_that_needs_one_rank_does_not_wait_for_others(run_
     error_line(run_as_ranks(*arguments))
 
 
-# -- modules that ranks load -------------------------------------------------------------------------------------------
-
-
 WRITE = """
 import os, sys
 def write():
@@ -301,18 +291,15 @@ def loaded(rank: int = 0) -> set[str]:
     return {".".join(name.split(".")[:parts]) for name in names for parts in range(1, name.count(".") + 2)}
 
 
-def run_alone(program: str) -> None:
-    done = subprocess.run([sys.executable, "-c", program], env=job_environment(), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.fixture(autouse=True)
 def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
 def test_a_trainer_needs_numpy_only() -> None:
-    run_alone(f"{WRITE}\nfrom hybridnn import MLP, SGD, ProcessGrid, Trainer\nwrite()")
+    command = [sys.executable, "-c", f"{WRITE}\nfrom hybridnn import MLP, SGD, ProcessGrid, Trainer\nwrite()"]
+    done = subprocess.run(command, env=job_environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     commands = {
         "pydantic",
         "pydantic_core",

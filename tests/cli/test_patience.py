@@ -185,9 +185,6 @@ def test_settings_that_do_not_fit(run_hybridnn: Run, settings: list[str], messag
     assert not Path("runs").exists()
 
 
-# -- the file of the best weights --------------------------------------------------------------------------------------
-
-
 BEST = "best-weights.npz"
 PARTS = ("--set", "data.validation_fraction=0.25")
 OSCILLATING = ("--data", "digits", "--hidden", "12", "--lr", "0.4", "--set", "training.dtype=float64", *PARTS)

@@ -180,9 +180,6 @@ def test_wrong_input_is_one_line(run: Run, tmp_path: Path, arguments: list[str],
     assert re.search(r", needs [\d,]+ bytes per rank, [\d,]+ more", line) or "no layout" not in line
 
 
-# -- simulate ----------------------------------------------------------------------------------------------------------
-
-
 SETTINGS = """\
 [data]
 name = "synthetic"

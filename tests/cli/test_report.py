@@ -165,9 +165,6 @@ def test_mean_staleness_is_told_by_stage(run_hybridnn: Run) -> None:
     assert facts["stage_staleness"] == pytest.approx([(13 * 2 + 1) / 15, 14 / 15, 0.0])  # min(t, K-1-k), 15 minibatches
 
 
-# -- several runs that differ ------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def runs(run_hybridnn: Run, trained_once: Callable[..., Path]) -> Run:
     """Two runs that differ in four settings, and one of them again."""
@@ -292,19 +289,12 @@ def test_runs_that_diverged_are_named(run_hybridnn, trained_once, plotted) -> No
     assert not Path("none.svg").exists()
 
 
-# -- stalls ------------------------------------------------------------------------------------------------------------
-
-
 RANKS = tuple(range(4))
 
 
 def waiting(rank: int) -> RankState:
     sums = progress("world", RANKS, "allreduce (sum) of 800 bytes float64", entered=57)
     return rank_state(rank, 4, collective("allreduce", "world", RANKS, 57), sums)
-
-
-def asleep(rank: int) -> RankState:
-    return rank_state(rank, 4, None, progress("world", RANKS, entered=56), idle_seconds=7.25)
 
 
 def write_stall(folder: Path, *states: RankState, unresponsive: str | None = None) -> Path:
@@ -321,7 +311,14 @@ def write_stall(folder: Path, *states: RankState, unresponsive: str | None = Non
 
 @pytest.fixture
 def stalled_run(tmp_path: Path) -> Path:
-    return write_stall(tmp_path / "run", waiting(0), waiting(1), asleep(2), waiting(3), unresponsive="")
+    return write_stall(
+        tmp_path / "run",
+        waiting(0),
+        waiting(1),
+        rank_state(2, 4, None, progress("world", RANKS, entered=56), idle_seconds=7.25),
+        waiting(3),
+        unresponsive="",
+    )
 
 
 def test_report_and_json_have_the_findings_and_all_states(run_hybridnn: Run, stalled_run: Path) -> None:

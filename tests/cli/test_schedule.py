@@ -211,9 +211,6 @@ def test_a_page_that_plays_the_schedule(run: Run) -> None:
     assert page == html_page(make_timeline("pipedream", stages=3).animation)
 
 
-# -- schedules of a user from JSON files -------------------------------------------------------------------------------
-
-
 TWO_STAGES: dict[str, Any] = {
     "method": "mine",
     "stages": [

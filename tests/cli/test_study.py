@@ -84,29 +84,30 @@ def test_end_of_a_study_names_the_command_of_its_report(study: Run, run_hybridnn
     assert study(*run, "--cell", "0")[1].splitlines()[-1] == "1 of 1 cells are finished"
 
 
-def test_study_says_that_ranks_will_share_cores(study, capsys, monkeypatch, tmp_path) -> None:
-    planned = plan_study(load_study(tmp_path / "tiny.toml"), tmp_path / "out", "env {ranks}")
-    for cores, on_this_node, expected in ((1, True, True), (2, True, False), (1, False, False)):
-        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
-        with closing(StudyProgress(planned, on_this_node=on_this_node)) as view:
-            view.on_start(2)
-        warning = "warning: 2 ranks of 1 thread share 1 core of a node and take turns"
-        assert (warning in capsys.readouterr().out) == expected
+SHARED = "2 ranks of 1 thread share 1 core of a node and take turns: their times are no scaling"
+BUSY = "the machine is busy: load average 3.0, more than the 2 cores that 2 threads of a run leave free"
 
 
 @pytest.mark.parametrize(
-    ("load", "on_this_node", "expected"), [(3.0, True, True), (0.1, True, False), (3.0, False, False)]
+    ("cores", "load", "on_this_node", "warnings"),
+    [
+        (1, 0.0, True, [SHARED]),
+        (2, 0.0, True, []),
+        (1, 0.0, False, []),
+        (4, 3.0, True, [f"{BUSY}: times will be disturbed"]),
+        (4, 0.1, True, []),
+        (4, 3.0, False, []),
+    ],
 )
-def test_study_says_beforehand_that_the_machine_is_busy(
-    study, capsys, monkeypatch, tmp_path, load, on_this_node, expected
+def test_shared_cores_and_a_busy_machine_are_said(
+    study, capsys, monkeypatch, cores, load, on_this_node, warnings
 ) -> None:
-    planned = plan_study(load_study(tmp_path / "tiny.toml"), tmp_path / "out", "env {ranks}")
-    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    planned = plan_study(load_study(Path("tiny.toml")), Path("out"), "env {ranks}")
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
     monkeypatch.setattr("os.getloadavg", lambda: (load, 0.0, 0.0))
     with closing(StudyProgress(planned, on_this_node=on_this_node)) as view:
         view.on_start(2)
-    warning = "the machine is busy: load average 3.0, more than the 2 cores that 2 threads of a run leave free"
-    assert (f"warning: {warning}: times will be disturbed\n" in capsys.readouterr().out) == expected
+    assert re.findall(r"^warning: (.*)$", capsys.readouterr().out, re.MULTILINE) == warnings
 
 
 def test_repeats_of_disturbed_cells_are_shown_and_cells_of_others_are_counted_once(study, capsys, tmp_path) -> None:

@@ -169,25 +169,6 @@ def test_classes_that_never_occur_have_scores_of_zero() -> None:
     assert report.scores == pytest.approx(np.array([[1.0, 0.5, 0.0], [0.5, 1.0, 0.0], [2 / 3, 2 / 3, 0.0]]))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--data", "digit"], "digits"),
-        (["--data", "absent.csv"], "absent.csv: cannot be read: No such file or directory"),
-        (["--data", "x.csv"], "data.targets = []: "),
-        (["--data", "synthetic"], "synthetic is for regression; run was trained for classification"),
-        (["--data", "other.npz"], "other.npz: y_train is float64"),
-        (["--checkpoint", "step-00000001"], "--checkpoint = 'step-00000001': "),
-        (["--model", "2"], "the process grid model 2 does not fit 1 rank"),
-        (["--part", "some"], "--part"),
-    ],
-)
-def test_wrong_input_of_evaluate_is_one_line(evaluate: Run, arguments: list[str], message: str) -> None:
-    regression_file(Path("other.npz"))
-    Path("x.csv").write_text("a,b\n1,2\n")
-    assert message in error_line(evaluate(*arguments))
-
-
 def test_predictions_are_the_same_in_every_format_on_ranks(run: Run) -> None:
     said = f"359 predictions with the weights of run/weights.npz, step {STEPS}\n"
     assert run("predict", "run", "x.npz", "--in-process", "3") == (0, f"predictions.csv: {said}", "")
@@ -235,6 +216,14 @@ def test_file_that_is_there_is_replaced_only_with_force(run: Run, command: tuple
 @pytest.mark.parametrize(
     ("command", "message"),
     [
+        ("evaluate run --data digit", "digits"),
+        ("evaluate run --data absent.csv", "absent.csv: cannot be read: No such file or directory"),
+        ("evaluate run --data wide.csv", "data.targets = []: "),
+        ("evaluate run --data synthetic", "synthetic is for regression; run was trained for classification"),
+        ("evaluate run --data other.npz", "other.npz: y_train is float64"),
+        ("evaluate run --checkpoint step-00000001", "--checkpoint = 'step-00000001': "),
+        ("evaluate run --model 2", "the process grid model 2 does not fit 1 rank"),
+        ("evaluate run --part some", "--part"),
         ("predict absent x.npz", "Error: absent is not a run folder"),
         ("predict run absent.npz", "Error: absent.npz: cannot be read: No such file or directory"),
         (
@@ -251,7 +240,8 @@ def test_file_that_is_there_is_replaced_only_with_force(run: Run, command: tuple
         ("export run /proc/w.npz", "/proc/w.npz"),
     ],
 )
-def test_wrong_input_of_predict_and_export_is_one_line(run: Run, command: str, message: str) -> None:
+def test_wrong_input_is_one_line(run: Run, command: str, message: str) -> None:
+    regression_file(Path("other.npz"))
     Path("wide.csv").write_text("a,b,c\n1,2,3\n")
     assert message in error_line(run(*command.split()))
-    assert {path.name for path in Path().iterdir()} == {"run", "wide.csv", "x.npz", "y.npy"}
+    assert {path.name for path in Path().iterdir()} == {"other.npz", "run", "wide.csv", "x.npz", "y.npy"}

@@ -43,9 +43,6 @@ def test_nodes_differ_as_machines_do(four_nodes: Nodes, tmp_path: Path) -> None:
     (four_nodes.root("node2") / "dev/shm/mark").unlink()
 
 
-# -- faults ------------------------------------------------------------------------------------------------------------
-
-
 LIMIT = 60.0
 
 
@@ -67,9 +64,6 @@ def test_a_run_survives_it_or_ends_with_its_name_and_resumes_exactly(drill, tmp_
     found = NETWORK_FAULTS[fault]
     if fault == "clock wrong" or (found.ends and not found.at_start):
         assert outcome.resumed
-
-
-# -- costs -------------------------------------------------------------------------------------------------------------
 
 
 PACKET, MESSAGE = 1514, 1448

@@ -103,9 +103,8 @@ def test_every_call_is_recorded_with_its_bytes(comm: MPI.Intracomm) -> None:
     grid.world.gather_rows(np.zeros(2), np.zeros(2 * comm.size) if comm.rank == 0 else None, [2] * comm.size)
     grid.world.barrier()
     grid.world.iallreduce(np.zeros(comm.size * 10)).wait()
-    names = [
-        event.name for event in grid.recorder.events
-    ]  # blocking calls have no wait, unless they consist of messages
+    # Blocking calls have no wait, unless they consist of messages.
+    names = [event.name for event in grid.recorder.events]
     calls = "allreduce allgather broadcast gather gather.wait barrier allreduce allreduce.wait"
     assert names == calls.split()
     part = 10 * 8 * (comm.size - 1)
@@ -126,9 +125,6 @@ def test_split_makes_a_group_of_the_ranks_of_one_color_in_the_same_order(comm: M
     part.allgather_rows(ranks)
     assert ranks.tolist() == members
     assert part.size == 1 or grid.recorder.events[-1].axis == "part"
-
-
-# -- agreement ---------------------------------------------------------------------------------------------------------
 
 
 SURROGATE = "\udc80"  # stands for a byte of a file name that is not UTF-8
@@ -160,9 +156,6 @@ def test_texts_and_values_are_compared(comm: MPI.Intracomm) -> None:
     assert same_text_on_all(group, own) == (comm.size == 1)
     found = unequal_values(group, lambda: {"lr": "0.1" if comm.rank == 1 else "0.01", "seed": "0"})
     assert [value.text for value in found] == ["lr: rank 1 has 0.1, ranks 0, 2 have 0.01"] * (comm.size > 1)
-
-
-# -- recorder ----------------------------------------------------------------------------------------------------------
 
 
 def test_memory_is_bounded_and_totals_are_not() -> None:
@@ -290,10 +283,7 @@ def test_rooted_collectives(ranks: int) -> None:
     assert bytes_sent_by_rank("broadcast", part, ranks) == 0
 
 
-def test_a_single_rank_sends_nothing() -> None:
+def test_a_single_rank_sends_nothing_and_an_unknown_operation_is_refused() -> None:
     assert bytes_sent_by_rank("allreduce", 10, 1) == 0
-
-
-def test_unknown_operation_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown operation 'gossip'"):
         bytes_sent_by_rank("gossip", 1, 2)

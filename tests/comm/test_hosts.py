@@ -94,9 +94,6 @@ def test_value_of_a_file_of_proc_is_the_first_one(tmp_path: Path) -> None:
     assert proc_value(tmp_path / "none", "model name") == ""
 
 
-# -- threads -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def no_variable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No setting of the user, and as many BLAS threads as cores; restores the number of threads."""
@@ -149,9 +146,6 @@ def test_a_variable_is_given_as_the_reason(monkeypatch: pytest.MonkeyPatch) -> N
     before = blas_threads()
     assert limit_blas_threads(ProcessGrid().node_group).why == "OMP_NUM_THREADS=3"
     assert blas_threads() == before
-
-
-# -- load --------------------------------------------------------------------------------------------------------------
 
 
 STAT = """cpu  1000 20 300 9000 50 6 7 40 0 0

@@ -236,9 +236,6 @@ def test_what_a_launcher_cannot_do_is_named(site: Site, monkeypatch: pytest.Monk
     assert set(MPIRUN.settings(2, in_job)) >= UNBOUND
 
 
-# -- checks of a launch ------------------------------------------------------------------------------------------------
-
-
 BATCH_SCRIPT = {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "4", "SLURM_NPROCS": "4", "SLURM_PROCID": "0"}
 """Variables of the shell of a job of four tasks in Slurm 22.05."""
 STEP = {**BATCH_SCRIPT, "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4"}
@@ -407,9 +404,6 @@ def test_children_of_ranks_train_alone_or_are_refused(tmp_path: Path) -> None:
     assert lines.count("a child of 2") == 4, "two ranks of a nested mpirun in each rank"
     assert len([line for line in lines if line.startswith("GridError: the world group belongs to a rank, and")]) == 2
     assert len([line for line in lines if line.startswith("GridError: the communicator belongs to a rank, and")]) == 4
-
-
-# -- settings of Open MPI ----------------------------------------------------------------------------------------------
 
 
 BTL = "OMPI_MCA_btl"

@@ -260,9 +260,6 @@ def test_deferred_messages_start_while_own_rows_are_copied_to_the_host(comm: MPI
         np.testing.assert_array_equal(cupy.numbers(message), data_of(0, (50,)))
 
 
-# -- connections of NCCL -----------------------------------------------------------------------------------------------
-
-
 def connected(comm: MPI.Intracomm) -> tuple[ProcessGrid, StandInCupy]:
     grid, cupy = ProcessGrid(comm), StandInCupy(comm)
     assert grid.attach_device(TransportFactory("nccl", Device(cupy))) == ""

@@ -129,8 +129,6 @@ def test_constraints_may_leave_no_exact_layout() -> None:
     assert {option.layout.method for option in found.options} == {"vanilla"}
 
 
-# -- lower bounds ----------------------------------------------------------------------------------------------------
-
 OVERLAP = {"hidden_fraction": 0.6, "compute_slowdown": 1.3, "nonblocking_factor": 1.2}
 MANY_LAYERS = Workload(MLP([20, 40, 60, 30, 40, 50, 40, 16, 16]), 700, 37, classification=False)
 MACHINES = {
@@ -152,18 +150,14 @@ MACHINES = {
 }
 
 
-def check_bounds(layout: Layout, machine: Machine) -> None:
-    bounds = StepBounds(MANY_LAYERS, layout, machine)
-    seconds = predict(MANY_LAYERS, layout, machine).seconds_per_step * (1 + 1e-9)
-    assert 0 < bounds.rough <= bounds.tight * (1 + 1e-9)
-    assert bounds.tight <= seconds, layout
-
-
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
 def test_bounds_hold(machine: Machine) -> None:
     methods = set()
     for layout in islice(feasible_layouts(MANY_LAYERS, machine, 4), None, None, 3):
-        check_bounds(layout, machine)
+        bounds = StepBounds(MANY_LAYERS, layout, machine)
+        seconds = predict(MANY_LAYERS, layout, machine).seconds_per_step * (1 + 1e-9)
+        assert 0 < bounds.rough <= bounds.tight * (1 + 1e-9)
+        assert bounds.tight <= seconds, layout
         methods.add(layout.method)
     assert len(methods) == len(METHODS)
 
@@ -213,8 +207,6 @@ def test_advice_names_a_pipeline_where_it_is_faster_than_all_others() -> None:
     assert f"; {best.layout.describe()} would be 1." in text
 
 
-# -- curves ----------------------------------------------------------------------------------------------------------
-
 QUALITY = {"held_out_of": "passes", "noise": 0.0, "load_average": 0.0, "busy_ranks": 2}
 
 
@@ -263,17 +255,10 @@ def test_layouts_faster_than_those_of_a_curve_are_found() -> None:
     assert found[64].seconds_per_step == pytest.approx(2.142e-3, rel=1e-3)
     own = scaling_curve(workload, found[64].layout, machine, "strong")
     assert all(point.ranks < 64 for point in faster_points(own, workload, machine))
-    worse = machine.model_copy(update={"quality": machine_quality(53.0)})
+    worse = machine.model_copy(update={"quality": Quality.model_validate({"held_out_error": 53.0, **QUALITY})})
     assert faster_points(replicas, workload, worse) == ()
     little = machine.model_copy(update={"memory_bytes_per_rank": 1.0})
     assert faster_points(replicas, workload, little) == ()
-
-
-def machine_quality(error: float) -> Quality:
-    return Quality.model_validate({"held_out_error": error, **QUALITY})
-
-
-# -- reasons ---------------------------------------------------------------------------------------------------------
 
 
 def prediction(
@@ -298,9 +283,6 @@ def test_reason_sentences() -> None:
     assert reason_sentence(best, other) == f"{wins}: 1 ms less communication, 200 µs more computing."
     assert "only process grid" in reason_sentence(best, None)
     assert "equally fast" in reason_sentence(best, prediction(2, 2.0, 1.0, model=2))
-
-
-# -- layouts -----------------------------------------------------------------------------------------------------------
 
 
 MACHINE = make_machine()

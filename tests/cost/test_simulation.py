@@ -78,9 +78,6 @@ def test_a_prediction_and_a_simulation_agree(method: str) -> None:
         assert min(breakdown.parts.values()) >= 0
 
 
-# -- scaling curves ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["strong", "weak"])
 def test_scaling_is_ideal_without_communication(kind: str) -> None:
     curve = scaling_curve(WORKLOAD, Layout(((16, 1),), (8,)), plain_machine(), kind)
@@ -169,9 +166,6 @@ def test_plot_of_a_curve() -> None:
     (axes,) = draw_scaling(ScalingCurve("best", doubtful))["speed_up"].axes
     assert not axes.collections
     assert axes.get_lines()[1].get_label() == "best layouts"
-
-
-# -- drawings ----------------------------------------------------------------------------------------------------------
 
 
 def shallow(layout: Layout, alpha: float = 0.0) -> SimulatedStep:

@@ -265,9 +265,6 @@ def test_a_folder_that_another_rank_removes_at_this_moment_is_already_clear(tmp_
     assert not files.path.exists()
 
 
-# -- the fail-safe -----------------------------------------------------------------------------------------------------
-
-
 def broken_part() -> None:
     raise RuntimeError("the disk of rank 2 is gone")
 

@@ -85,9 +85,6 @@ def test_cells_with_other_outputs_are_named_unless_they_vary() -> None:
     assert outputs.differing_cells(text, moved) == []
 
 
-# -- notebooks for teaching --------------------------------------------------------------------------------------------
-
-
 FOLDER = ROOT / "docs" / "learn" / "notebooks"
 LARGEST_BYTES = 300_000
 
@@ -110,6 +107,7 @@ for name in found.values():
             control.value = value
             if controls.result is None:
                 controls.update()
+            assert controls.result is not None, f"{name}: nothing is drawn for {control.description} = {value}"
             drawn.add(controls.result.data)
         control.value = before
     pictures[name] = len(drawn)

@@ -77,9 +77,6 @@ def test_commands_that_fail_or_do_not_end_are_refused() -> None:
         outputs.run_page(page.replace("false", "true"), check=True)
 
 
-# -- links -------------------------------------------------------------------------------------------------------------
-
-
 LINKED_PAGES = (*outputs.PAGES, *(ROOT / name / "README.md" for name in ("datasets", "hpc_jobs")))
 LINK = re.compile(r"\]\((?P<file>[^)#\s:]*)(?:#(?P<heading>[^)\s]+))?\)")
 MADE = {ROOT / "docs" / place for place in reference_pages.ANIMATIONS}

@@ -141,9 +141,6 @@ def test_table_of_algorithms_names_code_that_exists() -> None:
             assert hasattr(named, attribute) or attribute in named.__annotations__, f"{place}: {name}"
 
 
-# -- manual pages ------------------------------------------------------------------------------------------------------
-
-
 PAGES: dict[str, str] = dict(man_pages.pages())
 TABLES = dict(re.findall(r"^## (hybridnn [\w -]+)$(.*?)(?=^## |\Z)", reference_pages.command_line(), re.M | re.S))
 

@@ -139,18 +139,11 @@ def test_answers_have_the_names_of_the_allocation() -> None:
     assert list(addresses) == ["node1", "node2"]
 
 
-# -- comparison --------------------------------------------------------------------------------------------------------
-
-
 NODE = NodeFacts({"Python": "3.11.7", "numpy": "2.1.0"}, "Xeon", 4, 256 << 30)
 
 
 def named(*nodes: NodeFacts, ranks: int = 1) -> list[NamedFacts]:
     return [NamedFacts(f"node{number}", facts, ranks) for number, facts in enumerate(nodes, 1)]
-
-
-def with_numpy(*versions: str) -> list[NamedFacts]:
-    return named(*(replace(NODE, software={**NODE.software, "numpy": version}) for version in versions))
 
 
 @pytest.mark.parametrize(
@@ -166,7 +159,8 @@ def with_numpy(*versions: str) -> list[NamedFacts]:
     ],
 )
 def test_nodes_with_another_version_are_named(versions: list[str], what: str) -> None:
-    found = check_software(with_numpy(*versions))
+    nodes = (replace(NODE, software={**NODE.software, "numpy": version}) for version in versions)
+    found = check_software(named(*nodes))
     assert (found.verdict, found.what) == ("failure", what)
     assert found.advice
 

@@ -202,9 +202,6 @@ def test_the_program_of_the_child_reports_a_missing_cupy() -> None:
     assert "cupy" in (end.output + end.errors).splitlines()[-1]
 
 
-# -- checks of a job ---------------------------------------------------------------------------------------------------
-
-
 NODE = NodeFacts({"numpy": "2.1.0"}, "Xeon", 4, 256 << 30)
 ONE = RankFacts(0, "n1", (0, 1, 2, 3), 4, None, 1, "", NODE)
 
@@ -319,9 +316,6 @@ def test_nodes_of_ranks_are_compared() -> None:
     hardware = "2 nodes with Xeon, 4 cores, 256 GiB of memory"
     assert alike((0, NODE), (0, NODE), (2, NODE), (2, NODE)) == ["2 nodes with the same versions of numpy", hardware]
     assert alike((0, NODE), (1, old), (2, NODE))[0] == "n1: numpy 1.26.4, the other 2 have 2.1.0"
-
-
-# -- report ------------------------------------------------------------------------------------------------------------
 
 
 FINE = Finding("a", "ok", "fine")

@@ -295,9 +295,6 @@ def test_edges_do_not_hide_short_computations() -> None:
     assert [found[fill] is None for fill in fills] == [True, False]
 
 
-# -- one scale, and text for a column ----------------------------------------------------------------------------------
-
-
 def examples() -> dict[str, ScheduleTimeline]:
     """The pictures of the documentation."""
     made = {}
@@ -368,8 +365,6 @@ def test_messages_are_drawn_in_every_format() -> None:
         assert pixels[y - 1 : y + 2, x - 1 : x + 2, :3].min() < 0.3
     assert picture_bytes(made.drawn(messages=True), "pdf").startswith(b"%PDF")
 
-
-# -- versions of weights -----------------------------------------------------------------------------------------------
 
 STAGES, MINIBATCHES = 4, 7
 

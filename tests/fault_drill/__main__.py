@@ -151,7 +151,6 @@ def _report(trial: Trial | NetworkTrial, outcome: Outcome, seconds: float, repea
 
 
 if __name__ == "__main__":
-    signal.signal(
-        signal.SIGTERM, lambda number, frame: sys.exit(128 + number)
-    )  # exit in an orderly way, which unmounts disks
+    # Exit in an orderly way, which unmounts disks.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     sys.exit(main())

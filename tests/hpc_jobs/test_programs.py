@@ -57,8 +57,6 @@ def test_signals_of_the_parent_alone_are_forwarded_once(tmp_path: Path) -> None:
     assert (tmp_path / "code").read_text() == "75\n"
 
 
-# -- launchers ---------------------------------------------------------------------------------------------------------
-
 FAKE_SRUN = """#!/bin/sh
 case "$1" in
   --mpi=list) echo "MPI plugin types are... none pmi2 pmix" >&2 ;;
@@ -131,8 +129,6 @@ def test_launcher_is_found_once_and_stored(tmp_path: Path) -> None:
     assert (nowhere.returncode, nowhere.stdout) == (0, "srun --mpi=pmix -n\n")
     assert "cannot be written" in nowhere.stderr
 
-
-# -- failed nodes ------------------------------------------------------------------------------------------------------
 
 JOB = {"SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_NODELIST": "node[1-2]"}
 

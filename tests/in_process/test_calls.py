@@ -171,9 +171,6 @@ def test_a_receive_buffer_holds_nan_until_its_wait() -> None:
     assert run_ranks(2, program, delivery="early").results[0] == (False, 1.0)
 
 
-# -- order and time ----------------------------------------------------------------------------------------------------
-
-
 def test_the_order_of_ranks_is_drawn_from_the_seed() -> None:
     def program(comm: Any) -> None:
         order.append(comm.rank)

@@ -76,9 +76,6 @@ def test_a_loss_of_the_other_task_is_refused(loss: str, task: Any) -> None:
         resolve_loss(MLP([2, 3], loss=loss), task)
 
 
-# -- activations -------------------------------------------------------------------------------------------------------
-
-
 LIMITS = {
     "identity": (-1e4, 1e4),
     "relu": (0.0, 1e4),

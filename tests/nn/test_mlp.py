@@ -44,9 +44,6 @@ def test_models_are_comparable_and_immutable() -> None:
         model.sizes = (1, 2)  # type: ignore[misc]
 
 
-# -- initial weights ---------------------------------------------------------------------------------------------------
-
-
 def layer(initializer: str, inputs: int = 300, outputs: int = 200, index: int = 0) -> DenseLayer:
     return DenseLayer(index, inputs, outputs, "relu", False, initializer)
 
@@ -111,9 +108,6 @@ def test_initial_weights_equal_the_reference(activation: str, initializer: str) 
     assert found.keys() == expected.keys()
     for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, rtol=1e-15, err_msg=name)
-
-
-# -- given weights -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["<U3", "complex128", "bool"])

@@ -186,9 +186,6 @@ def test_prediction_of_adam_repeats_its_last_direction(kind: type[Adam], size: i
     assert_close(out, weights + 3 * 2 * (weights - before), "three updates of twice the rate", 1e-9)
 
 
-# -- learning rates ----------------------------------------------------------------------------------------------------
-
-
 PER_EPOCH, UPDATES = 7, 35
 
 PAIRS = [

@@ -110,9 +110,6 @@ def test_stages_with_the_wrong_number_of_ranks_are_refused(comm: MPI.Intracomm) 
         ProcessGrid(comm, stages=[(2, 1), (1, 1)])
 
 
-# -- placement ---------------------------------------------------------------------------------------------------------
-
-
 def crossing_groups(nodes: list[int], model: int) -> int:
     """Model groups whose ranks are not all on one node."""
     order = place_ranks(nodes, model)

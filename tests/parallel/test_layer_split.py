@@ -59,9 +59,6 @@ def test_eleven_layers_over_three_stages() -> None:
     assert block_sizes(11, 3) == [4, 4, 3]
 
 
-# -- minibatches -------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.in_process(ranks=[1, 2, 4, 6])
 def test_every_rank_gets_its_block(comm: MPI.Intracomm) -> None:
     x = np.arange(60.0, dtype=np.float32).reshape(20, 3)

@@ -163,9 +163,6 @@ def test_a_node_has_one_copy_and_a_rank_counts_its_share(comm: MPI.Intracomm) ->
     replica.publish()
 
 
-# -- private replicas --------------------------------------------------------------------------------------------------
-
-
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=12), st.integers(1, 300))
 def test_buckets_partition_the_buffer_from_its_end(sizes: list[int], min_elements: int) -> None:
     ends = np.cumsum(sizes).tolist()

@@ -107,9 +107,6 @@ def test_partitions_by_typical_costs() -> None:
     assert typical_partition(equal, ((1, 1),) * 2, 2, 400, 4) == (2, 2, 2, 2)  # two chunks of each stage
 
 
-# -- times of layers ---------------------------------------------------------------------------------------------------
-
-
 def test_each_time_is_the_median_of_its_layer_after_a_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
     # A clock on which every reading is the square of its number: passes take 1, 5, 9, … and a round of two layers
     # reads it twelve times, forward 0 and 1, then backward 1 and 0 with two passes each.

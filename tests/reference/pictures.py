@@ -1,22 +1,17 @@
 """Sizes of the text of pictures, and colours as people see them."""
 
-from __future__ import annotations
-
 import re
 import xml.etree.ElementTree as ElementTree
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 COLUMN = 8.0  # centimetres
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def least_points(figure: Figure) -> float:
+def least_points(figure: Any) -> float:
     """Size of the smallest text of a figure of matplotlib that is scaled to the width of a column."""
     from matplotlib.text import Text
 

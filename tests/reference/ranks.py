@@ -1,25 +1,18 @@
 """Helpers for ranks under MPI and in one process: gather objects, patch one rank, simulate several nodes."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from hybridnn.comm.mpi import import_mpi, is_in_process
 
-if TYPE_CHECKING:
-    import pytest
-    from mpi4py import MPI
-
 
 def this_rank() -> int:
     """Rank of the caller in `COMM_WORLD`."""
-    rank: int = import_mpi().COMM_WORLD.Get_rank()
-    return rank
+    return import_mpi().COMM_WORLD.Get_rank()
 
 
 def allgather_objects(comm: Any, value: Any) -> list[Any]:
@@ -31,23 +24,22 @@ def allgather_objects(comm: Any, value: Any) -> list[Any]:
     return [pickle.loads(row.tobytes()) for row in everything]  # loads ignores the padding
 
 
-def replace_on_this_rank(patch: pytest.MonkeyPatch, owner: Any, name: str, new: Callable[..., Any]) -> None:
+def replace_on_this_rank(patch: Any, owner: Any, name: str, new: Callable[..., Any]) -> None:
     """Replace a function for the calling rank; other ranks of the same process keep theirs."""
     rank, old = this_rank(), getattr(owner, name)
     patch.setattr(owner, name, lambda *args, **kwargs: (new if this_rank() == rank else old)(*args, **kwargs))
 
 
-def on_nodes(comm: MPI.Intracomm, nodes: Sequence[int]) -> MPI.Intracomm:
+def on_nodes(comm: Any, nodes: Sequence[int]) -> Any:
     """A communicator whose `Split_type` reports that rank r runs on node `nodes[r]`."""
-    kind: type[Any] = import_mpi().Intracomm
 
-    class OnNodes(kind):  # type: ignore[misc]
-        def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> MPI.Intracomm:  # noqa: N802
+    class OnNodes(import_mpi().Intracomm):
+        def Split_type(self, split_type: int, key: int = 0, info: Any = None) -> Any:  # noqa: N802
             return comm.Split(nodes[comm.rank], key)
 
     comm = comm.Dup()  # what grids keep with `comm` are other nodes
     if is_in_process():
-        result: MPI.Intracomm = OnNodes.__new__(OnNodes)
+        result = OnNodes.__new__(OnNodes)
         result.__dict__ = comm.__dict__
         return result
     return OnNodes(comm)

@@ -1,17 +1,12 @@
 """Sweeps: the cases that run on each grid, so that layouts and trainings are combined in many ways."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 from random import Random
-from typing import TYPE_CHECKING
+from typing import Any
 
 from hybridnn import ProcessGrid
 from reference.cases import OPTIMIZERS, SCHEDULES, Case
-
-if TYPE_CHECKING:
-    from mpi4py import MPI
 
 SPLITS = ("columns", "alternating")
 DISTRIBUTIONS = ("local", "scatter", "scatter-broadcast")
@@ -24,7 +19,7 @@ def grid_shapes(ranks: int) -> list[tuple[int, int]]:
     return [(ranks // model, model) for model in range(1, ranks + 1) if ranks % model == 0]
 
 
-def grids(comm: MPI.Intracomm) -> list[ProcessGrid]:
+def grids(comm: Any) -> list[ProcessGrid]:
     return [ProcessGrid(comm, batch=batch, model=model) for batch, model in grid_shapes(comm.size)]
 
 

@@ -180,9 +180,6 @@ def test_the_header_advises_where_a_layout_is_clearly_slower(comm, no_machine, m
         comm.Barrier()
 
 
-# -- against the header of a run ---------------------------------------------------------------------------------------
-
-
 GENERATED = ("data.name=synthetic", "data.rows=50", "data.synthetic.test_samples=10")
 SMALL = ("model.hidden=[9,8,7,6,5]", "training.epochs=1", "training.batch_size=20")
 

@@ -163,9 +163,6 @@ def test_wrong_choices_are_refused(regression: Path, tmp_path: Path) -> None:
         evaluated(regression, "")
 
 
-# -- predictions -------------------------------------------------------------------------------------------------------
-
-
 def predicted(run: Path, file: Path) -> Predictions:
     found = predict_file(open_run(run), ProcessGrid(), file)
     assert found is not None
@@ -285,9 +282,6 @@ def test_files_hold_every_digit() -> None:
         assert [row[:first] for row in rows] == [[str(one)][:first] for one in classes or (0, 1)]
         with np.load(io.BytesIO(found.to_npz())) as file:
             assert {name: file[name].tolist() for name in file} == arrays
-
-
-# -- other grids -------------------------------------------------------------------------------------------------------
 
 
 GRIDS = {3: [(1, 3, 1), (3, 1, 1), (1, 1, 3)], 4: [(2, 2, 1), (1, 2, 2), (2, 1, 2)]}

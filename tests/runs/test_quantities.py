@@ -91,9 +91,6 @@ def test_greatest_costly_share_limits_a_run(shares: TimeShares, flops: float, li
     assert (verdict.limit, verdict.text) == (limit, text)
 
 
-# -- records -----------------------------------------------------------------------------------------------------------
-
-
 def test_everything_in_the_folder_is_read(tmp_path: Path) -> None:
     write_run(tmp_path, ranks=4, grid=(2, 1, 2), lines=[prediction_line(0.25), measured_line(1, 0.2)])
     run = read_run(tmp_path)

@@ -271,9 +271,6 @@ def test_a_run_beyond_the_memory_writes_no_folder(ranks: int, tmp_path: Path, mo
     assert needed[1] - needed[0] == pytest.approx(2 * 4e-6 * (65 * 20_000 + 20_001 * 10), abs=1.1)
 
 
-# -- locks -------------------------------------------------------------------------------------------------------------
-
-
 def test_examining_a_lock_does_not_take_it(tmp_path: Path) -> None:
     assert FolderLock.holder(tmp_path) is None
     with FolderLock.take(tmp_path) as lock:

@@ -195,9 +195,6 @@ def part_of(event: Event | None, time: int, sent: float, own: list[int]) -> str:
     }[event.name]
 
 
-# -- epochs ------------------------------------------------------------------------------------------------------------
-
-
 LAYOUT = Layout(((1, 1), (1, 1)), (1, 1), method="pipedream")
 
 

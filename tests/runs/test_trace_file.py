@@ -148,9 +148,6 @@ def test_every_instruction_has_its_own_name() -> None:
     assert len(set(names)) == len(names) == 13
 
 
-# -- whole runs --------------------------------------------------------------------------------------------------------
-
-
 MINIBATCHES = 4
 """Of an epoch of `MOMENTUM`."""
 

@@ -107,9 +107,6 @@ def test_task_of_a_run_without_standardization(tmp_path: Path) -> None:
     assert open_run(tmp_path / "labels").task == "classification"
 
 
-# -- export ------------------------------------------------------------------------------------------------------------
-
-
 Arrays = dict[str, NDArray[Any]]
 
 FUNCTIONS = {"tanh": np.tanh, "relu": lambda z: np.maximum(z, 0), "identity": lambda z: z}

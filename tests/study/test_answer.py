@@ -91,95 +91,80 @@ ALL = [(layout, number) for layout in MEASURED for number in (1, 2, 3)]
 @pytest.mark.parametrize(
     ("times", "disturbed", "expected"),
     [
-        pytest.param(
+        (
             {**MEASURED, MODEL: [2.6, 2.4, 2.7]},
             [],
             r"2 ranks: 2x1 had the least time, 2\.52 .*, 1\.59 \[1\.50, 1\.68\] times as fast as 1 rank; it loses to .*"
             r"\. No difference can be told to 1x2 \(1\.02 \[0\.8., 1\...\] times as long\)\.",
-            id="undecided",
         ),
-        pytest.param(
+        (
             {BATCH: [0.060, 0.060, 0.060], MODEL: [0.055, 0.054, 0.056, 0.08, 0.081, 0.08, 0.08]},
             [],
             r"2 ranks: 1x2 is the fastest, 0\.055 \[0\.0526, 0\.0575\] s per epoch on average in the 3 rounds of all\. "
             r"The next, 2x1, takes 1\.09 \[1\.04, 1\.14\] times as long\.",
-            id="winner by the common rounds",
         ),
-        pytest.param(
+        (
             {BATCH: [0.060, 0.060, 0.060], MODEL: [0.055, 0.054, 0.056, 0.08, 0.081]},
             [(MODEL, 5)],
             r"2 ranks: 1x2 is the fastest, .* in the 3 rounds of all\. The next, 2x1, takes 1\.09 \[.*",
-            id="disturbed in a round that not all have",
         ),
-        pytest.param(
+        (
             {ONE: [1.0, 1.01, 1.0], BATCH: [2.5, 2.55, 2.5], MODEL: [3.0, 3.1, 3.0]},
             [],
             r"2 ranks: 2x1 is the fastest, .* on average, slower than 1 rank \(0\.40 \[0\.39, 0\.41\] times as fast\); "
             r"it loses to .*",
-            id="slower than the base",
         ),
-        pytest.param(
+        (
             {ONE: [2.5, 2.6, 2.4], BATCH: [2.5, 2.55, 2.5], MODEL: [3.0, 3.1, 3.0]},
             [],
             r".*2x1 is the fastest, .* on average; no difference to 1 rank can be told \(0\.99 \[0\.8., 1\.1.\] times "
             r"as fast\); it loses to .*",
-            id="base undecided",
         ),
-        pytest.param(
+        (
             {ONE: [4.0, None, None], BATCH: [2.5, 2.55, 2.5], MODEL: [3.0, 3.1, 3.0]},
             [],
             r"2 ranks: 2x1 is the fastest, 2\.5.* s per epoch on average\. It is not compared with 1 rank: "
             r"1 round cannot show a difference\. The next, .*",
-            id="missing rounds of the base",
         ),
-        pytest.param(
-            {ONE: [4.0], BATCH: [1.0], MODEL: [3.0]}, [], FEW.format("1 round") + "1 s per epoch on average.", id="1"
-        ),
-        pytest.param(
+        ({ONE: [4.0], BATCH: [1.0], MODEL: [3.0]}, [], FEW.format("1 round") + "1 s per epoch on average."),
+        (
             {BATCH: [1.0, 1.0], MODEL: [3.0, 3.0]},
             [],
             FEW.format("2 rounds") + "1 s per epoch on average.",
-            id="2 rounds",
         ),
-        pytest.param(
+        (
             {BATCH: [1.0] * 5, MODEL: [None, None, None, 3.0, 3.0]},
             [],
             FEW.format("2 rounds") + "1 s per epoch on average in the 2 rounds of all.",
-            id="2 common rounds",
         ),
-        pytest.param(
+        (
             {BATCH: [1.0] * 3, MODEL: [None] * 3 + [3.0] * 3},
             [],
             "2 ranks: no round has all layouts, so nothing is concluded; 2x1 had the least time, "
             "1 [1, 1] s per epoch on average.",
-            id="no common round",
         ),
-        pytest.param(
+        (
             MEASURED,
             ALL,
             "2 ranks: 9 of 9 runs were disturbed by other processes, so nothing is concluded; 2x1 had the least time, "
             "2.52 [2.45, 2.59] s per epoch on average.",
-            id="all disturbed",
         ),
-        pytest.param(
+        (
             MEASURED,
             [(ONE, 2)],
             "2 ranks: 1 of 9 runs was disturbed by other processes, so nothing is concluded; 2x1 had the least time, "
             "2.52 [2.45, 2.59] s per epoch on average.",
-            id="base disturbed",
         ),
-        pytest.param(
+        (
             {BATCH: [2.5, 2.6, 2.7], MODEL: [2.5, 2.6, 2.7]},
             [],
             r"2 ranks: 2x1 had the least time, 2\.6 \[2\.36, 2\.86\] s per epoch on average\. "
             r"No difference can be told to 1x2 \(1\.00 \[1\.00, 1\.00\] times as long\)\.",
-            id="tie",
         ),
-        pytest.param(
+        (
             {BATCH: [1.0, 1.0, 1.0], MODEL: [1.002, 1.0021, 1.002]},
             [],
             r".*2x1 is the fastest, .* The next, 1x2, takes 1\.002 \[1\.002, 1\.002\] times as long\.",
-            id="digits beyond 1",
         ),
     ],
 )
@@ -229,9 +214,6 @@ def test_figure_names_the_fastest_layouts_and_has_open_markers_for_predictions(t
         assert (line.get_linestyle(), line.get_markerfacecolor()) == ("None", "none")
 
 
-# -- statistics --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("count", [3, 5, 6, 9, 10, 25])
 def test_interval_of_a_median_is_that_of_the_sign_test(count: int) -> None:
     values = np.random.default_rng(count).exponential(size=count).tolist()
@@ -265,9 +247,6 @@ def test_mean_and_deviation_are_those_of_a_sample() -> None:
     assert mean_and_deviation([0.25, 0.75]).format() == "0.5 ± 0.35"
     assert MeanDeviation(0.9437, 0.0103, 5).format() == "0.9437 ± 0.010"
     assert MeanDeviation(40.0, 12.3, 5).format() == "40 ± 12"
-
-
-# -- prices ------------------------------------------------------------------------------------------------------------
 
 
 PricesOf = Callable[[str], StudyPrices]
@@ -343,9 +322,6 @@ def test_study_does_not_run_with_the_machine_file_of_another_processor(prices_of
     for given in ('machine = "own.toml"', 'machine = "cluster-1024"', ""):
         prices_of(f"{given}\naxes = {{ranks = [1]}}")
         require_own_processor(load_study("study.toml"))
-
-
-# -- hardware ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

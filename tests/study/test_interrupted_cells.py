@@ -7,7 +7,6 @@ import shlex
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from hybridnn.study.results import StudyResults, read_results
 from hybridnn.study.runner import CellOutcome, StudyRun, StudyView, plan_study, run_study, train_command
 from hybridnn.study.study_file import load_study
 from reference.command_line import records_of
+from reference.stand_in_cells import signal_when
 from reference.trained_runs import HYBRIDNN_WITHOUT_CURVE
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
@@ -48,18 +48,7 @@ def _without_picture(settings: Path, folder: Path) -> list[str]:
 
 
 def _interrupt_when_it_trains(cell: Path, number: int) -> threading.Thread:
-    main = threading.main_thread().ident
-    assert main is not None
-
-    def interrupt() -> None:
-        end = time.monotonic() + 300
-        while len(records_of(cell, "epoch")) < 2 and time.monotonic() < end:
-            time.sleep(0.05)
-        signal.pthread_kill(main, number)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    return thread
+    return signal_when(lambda: len(records_of(cell, "epoch")) >= 2, number)
 
 
 @pytest.mark.parametrize(
@@ -105,9 +94,6 @@ def test_interrupted_cell_of_a_resuming_study_is_resumed(tmp_path: Path, number:
     assert [outcome.status for outcome in run_study(again, StudyView(), train=_without_picture)] == ["finished"]
     assert [record["step"] for record in records_of(cell, "resumed")] == [last_step]
     assert [record["epoch"] for record in records_of(cell, "epoch")] == list(range(1, done[-1] + 3))
-
-
-# -- disturbed cells ---------------------------------------------------------------------------------------------------
 
 
 LOADS = """

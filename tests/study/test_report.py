@@ -33,9 +33,6 @@ def _cells(results: StudyResults) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(csv_text(results))))
 
 
-# -- tables ------------------------------------------------------------------------------------------------------------
-
-
 def test_csv_has_every_cell_with_its_outcome_and_all_figures(tmp_path: Path) -> None:
     runs = {
         f"{ranks}-{repeat}": (
@@ -127,9 +124,6 @@ def test_characters_that_latex_reads_otherwise_are_escaped() -> None:
     assert not re.search(r"(?<!\\)[&%$#_~^]", text)
 
 
-# -- files and pages ---------------------------------------------------------------------------------------------------
-
-
 def test_report_is_complete_and_has_its_plots(tmp_path: Path) -> None:
     seconds = {(4, 1): 2.0, (2, 2): 1.0, (1, 4): 3.0, (8, 1): 1.5, (4, 2): 0.5}
     runs = {
@@ -190,9 +184,6 @@ def test_every_form_of_the_report_has_all_states(tmp_path: Path) -> None:
         assert f"* **{status}** {name}" + f": {reason}" * bool(reason) + "\n" in text
 
 
-# -- warnings ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_speed_up_above_the_ideal_is_a_warning_in_every_form(tmp_path: Path, strong: StudyResults) -> None:
     results = made_study(tmp_path, runs_by_ranks({1: 12.0, 2: 5.0, 4: 1.0}))  # efficiencies of 1.2 and 3
     (warning,) = warnings_of(results)
@@ -244,9 +235,6 @@ def test_ranks_that_share_cores_and_differing_hardware_are_warnings(tmp_path: Pa
     hardware, shared = sorted(warnings_of(made_study(tmp_path, runs)), reverse=True)[-2:]
     assert shared.startswith("4 ranks of 3 threads share 8 cores of a node")
     assert hardware == "cells of one curve ran with different processors: Some CPU (2 cells); Old CPU (1 cell)"
-
-
-# -- several folders ---------------------------------------------------------------------------------------------------
 
 
 def _folder(path: Path, factor: float, name: str = "s", missing: int = 0) -> Path:
@@ -316,9 +304,6 @@ def test_text_of_a_table_is_no_formula_of_a_spreadsheet() -> None:
     assert write_csv([{"cell": "=1+1", "loss": -0.5, "device": "@cpu"}]) == "cell,loss,device\n'=1+1,-0.5,'@cpu\n"
 
 
-# -- disturbed cells ---------------------------------------------------------------------------------------------------
-
-
 def _disturbed(folder: Path, compares: str = "times") -> StudyResults:
     """A study of 1, 2 and 4 ranks, of which others took a fifth of the cores on 2 and a twentieth on 4."""
     runs = runs_by_ranks({1: 4.0, 2: 3.0, 4: 1.0})
@@ -368,9 +353,6 @@ def test_ratios_to_a_disturbed_base_and_one_value_of_every_axis_are_marked(tmp_p
     assert [(row["seconds per epoch"], row["speed-up"]) for row in rows] == [("4 †", "1.00 †"), ("3", "1.33 †")]
     alone = made_study(tmp_path / "alone", {"only": runs["1"]})
     assert [row["seconds per epoch"] for row in point_rows(alone)] == ["4 †"]
-
-
-# -- figures and tables for a journal ----------------------------------------------------------------------------------
 
 
 def test_layouts_without_a_method_have_no_dash_in_names(tmp_path: Path) -> None:

@@ -51,9 +51,6 @@ load = [{{"others": others, "cores": 2, "threads": 2}}]
 """
 
 
-# -- cells one by one --------------------------------------------------------------------------------------------------
-
-
 def test_every_cell_runs_once_on_its_ranks(tmp_path: Path) -> None:
     study, view, train = study_of(tmp_path, "ranks = [1, 4], seeds = [0]"), View(), fake(tmp_path)
     outcomes = run_study(plan_of(tmp_path, study), view, train=train)
@@ -280,9 +277,6 @@ def test_threads_of_every_rank_are_those_of_the_study(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out" / "study.json").read_text())["threads"] == 3
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
-
-
 def test_finished_cells_of_other_settings_are_refused_and_unfinished_ones_take_them(tmp_path: Path) -> None:
     run_study(plan_of(tmp_path, only="seed-0"), View(), train=fake(tmp_path, ""))
     changed = 'base = {training.epochs = 3, parallel.partition = "uniform"}'  # of stages: not in the file of one stage
@@ -339,8 +333,6 @@ def test_folders(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentProblem, match="cannot be written"):
         run_study(plan, View(), train=fake(tmp_path))
 
-
-# -- ranks that take turns in one process ------------------------------------------------------------------------------
 
 IN_PROCESS = """
 in_process = true

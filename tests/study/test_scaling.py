@@ -376,9 +376,6 @@ def test_folders_are_compared_without_pairs_and_the_first_marks_the_others(tmp_p
     assert [row["times as fast"] for row in point_rows(results)] == ["-", f"{found.judged.text} †"]
 
 
-# -- runs outside of a study -------------------------------------------------------------------------------------------
-
-
 def _run(folder: Path, ranks: int, seconds: float, predicted: float | None = None, **options: Any) -> RunRecord:
     lines = [] if predicted is None else [prediction_line(predicted / 10)]
     return read_run(write_run(folder, ranks=ranks, seconds=[seconds], lines=lines, **options))

@@ -205,9 +205,6 @@ def test_more_cells_than_an_array_has_make_several(tmp_path, slurm, monkeypatch)
     assert [(array.cells, array.offset) for array in _plan(tmp_path, text).arrays] == [((5, 8), 5), ((9,), 9)]
 
 
-# -- partitions and placements -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("partition", "ranks", "threads", "refused"),
     [

@@ -43,9 +43,6 @@ def test_cases_with_a_limit_of_the_norm_are_clipped() -> None:
     assert net.norm(gradients.values()) == pytest.approx(0.05)
 
 
-# -- under MPI ---------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.mpi(ranks=[2, 3, 4])
 def test_core_cases(comm: MPI.Intracomm) -> None:
     """Every axis, replicas of a node and of a rank, and every pipeline method."""

@@ -90,9 +90,6 @@ def test_default_microbatches_fit_the_samples_and_the_method() -> None:
     assert chosen(100, "interleaved", ((1, 1),) * 3) % 3 == 0
 
 
-# -- overlap -----------------------------------------------------------------------------------------------------------
-
-
 def test_messages_overlap_where_others_than_the_computing_cores_move_them() -> None:
     for node_ranks, on_host, expected in ((1, True, True), (2, False, True), (2, True, False)):
         for wanted in ("auto", True, False):

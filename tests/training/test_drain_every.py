@@ -160,11 +160,8 @@ def test_epochs_before_a_loss_that_is_not_finite_are_recorded(comm: MPI.Intracom
         trainer.fit(x, y, epochs=3)
     assert [record.epoch for record in trainer.history.epochs] == [1]
     assert [record.step for record in trainer.history.steps] == [*range(1, caught.value.step)]
-    assert (trainer.progress.epoch, trainer.progress.minibatches, trainer.step) == (
-        3,
-        4,
-        12,
-    )  # updates, after the drain
+    # All updates, after the drain.
+    assert (trainer.progress.epoch, trainer.progress.minibatches, trainer.step) == (3, 4, 12)
 
 
 class Rising:

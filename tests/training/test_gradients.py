@@ -74,9 +74,6 @@ def test_inputs_where_relu_and_selu_bend_take_the_left_slope() -> None:
         assert gradients["layers.0.weight"].item() == pytest.approx(-2 * slope, rel=1e-14)
 
 
-# -- class weights -----------------------------------------------------------------------------------------------------
-
-
 NETWORK = Network((3, 5, 4, 4, 3), "tanh", loss="cross_entropy")
 RANDOM = np.random.default_rng(5)
 X = RANDOM.standard_normal((23, 3))

@@ -99,9 +99,6 @@ def test_a_partition_by_times_gives_a_wide_stage_more_layers(comm, monkeypatch) 
         assert trainer.layout.layers == layers
 
 
-# -- accepted schedules ------------------------------------------------------------------------------------------------
-
-
 MICROBATCHES = 4
 
 

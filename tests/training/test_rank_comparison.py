@@ -274,9 +274,6 @@ def test_a_rank_with_other_settings_on_the_command_line_ends_the_job_with_one_li
     assert not (tmp_path / "runs").exists()
 
 
-# -- digests -----------------------------------------------------------------------------------------------------------
-
-
 INPUTS = np.random.default_rng(2).normal(size=(1000, 5)).astype(np.float32)
 LABELS = np.arange(1000) % 4
 SKIPPED_SAMPLE = 9  # 999 / 63 is 15.9: samples 0 and 15 are in the digest, and none between them

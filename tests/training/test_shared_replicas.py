@@ -26,10 +26,6 @@ from reference.ranks import on_nodes, replace_on_this_rank, shared_mappings, thi
 from reference.training_list import SHARED, WIDE
 
 
-def replica_of(trainer: Trainer) -> object:
-    return trainer.engine.chunks[0].replica
-
-
 @pytest.mark.mpi(ranks=[2, 3, 4])
 def test_ranks_that_come_late_read_and_write_the_same(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyPatch) -> None:
     """No rank reads weights that are being written, or adds up gradients that are not there yet."""
@@ -154,7 +150,8 @@ def test_memory_that_a_rank_still_reads_is_not_freed(comm: MPI.Intracomm) -> Non
 @pytest.mark.in_process(ranks=[1, 2])
 def test_what_cannot_be_is_refused_and_left_alone_by_default(comm, monkeypatch) -> None:
     def made(wanted: object, **axes: int) -> object:
-        return replica_of(Trainer(MLP([8, 8, 4]), grid=ProcessGrid(comm, **axes), shared_replicas=wanted))
+        trainer = Trainer(MLP([8, 8, 4]), grid=ProcessGrid(comm, **axes), shared_replicas=wanted)
+        return trainer.engine.chunks[0].replica
 
     apart = {"batch": 1, "model": comm.size}
     with pytest.raises(SettingError, match=r"^parallel.shared_replicas = True: no node holds several ranks"):

@@ -395,9 +395,6 @@ def test_threads_depend_on_the_largest_product_of_a_rank(batch: int, model: int,
     run_ranks(batch * model, program)
 
 
-# -- signature ---------------------------------------------------------------------------------------------------------
-
-
 ROOT = Path(__file__).parents[2]
 
 

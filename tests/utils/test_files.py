@@ -115,9 +115,6 @@ def test_any_value_of_a_setting_can_be_shown(value: object) -> None:
     assert message.endswith(": must be less")
 
 
-# -- atomic writing ---------------------------------------------------------------------------------------------------
-
-
 def test_writing_replaces_the_file_and_creates_its_folder(tmp_path: Path) -> None:
     path = tmp_path / "new" / "file"
     write_atomically(path, "ä")
@@ -181,9 +178,6 @@ def test_arrays_are_read_by_name_and_an_array_alone_is_refused(tmp_path: Path) -
 def test_physical_memory_is_that_of_the_system() -> None:
     lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     assert memory_bytes() == int(lines["MemTotal"].split()[0]) * 1024
-
-
-# -- texts -------------------------------------------------------------------------------------------------------------
 
 
 @given(st.sets(st.integers(0, 40)))

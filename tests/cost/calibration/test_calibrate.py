@@ -112,9 +112,6 @@ def test_a_system_that_does_not_state_its_free_memory_counts_all_of_it(monkeypat
     assert memory_bytes_per_rank(ProcessGrid()) == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-# -- quality -----------------------------------------------------------------------------------------------------------
-
-
 def fits(wrong: float, from_bytes: int) -> tuple[FittedOperation, ...]:
     """All-reduces on a line; held-out ones from a size on took `wrong` times as long."""
     made = []

@@ -226,9 +226,6 @@ def test_one_busy_rank_and_two(comm: MPI.Intracomm, synthetic: None) -> None:
     assert [one.busy_ranks for one in found] == ([1, 2] if comm.rank == 0 else [2])
 
 
-# -- noise -------------------------------------------------------------------------------------------------------------
-
-
 def test_the_mean_of_exponential_delays_is_recovered() -> None:
     generator = np.random.default_rng(0)
     times = np.concatenate([seconds * (1 + generator.exponential(0.2, (200, 40))) for seconds in (1e-4, 1e-2)])
@@ -256,9 +253,6 @@ def test_pace_is_the_mean_of_the_slowest_rank(ranks: int) -> None:
     delays = 0.2 * np.random.default_rng(0).exponential(size=(40_000, ranks))
     drawn = 1.0 - 0.2 * np.log(2) + delays.max(1).mean()
     assert compute.model_copy(update={"noise": 0.2}).pace(ranks) == pytest.approx(drawn, rel=0.005)
-
-
-# -- messages ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.mpi(ranks=[3])
@@ -309,9 +303,6 @@ def test_overheads_are_measured_between_the_first_two_nodes(comm, monkeypatch) -
     assert comm.allgather(found) == [found] * comm.size
     calls = Counter(event.name for event in grid.recorder.events if event.axis == "calibration")
     assert (calls["send"] > 0) == (calls["receive"] > 0) == (grid.rank in (0, 2))
-
-
-# -- groups, operations and sizes --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

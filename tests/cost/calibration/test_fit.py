@@ -176,8 +176,6 @@ def test_with_one_size_of_group_the_default_algorithm_is_taken() -> None:
     assert cost.seconds(100_000, 2) == pytest.approx(1e-5 + 1e-9 * 100_000, rel=1e-3)
 
 
-# -- all operations, with errors on held-out sizes ---------------------------------------------------------------------
-
 SIZES = [2**exponent for exponent in range(3, 27)]
 
 

@@ -150,8 +150,6 @@ def _crossings_one_by_one(way: Algorithm, nodes: list[list[int]], nbytes: int) -
     return found
 
 
-# -- three nodes of four ranks, twelve ranks -------------------------------------------------------------------------
-
 TWELVE = slow_between(3, 4)
 NETWORK = Workload(MLP([24, 24, 24, 24]), 480, 48, classification=False)
 
@@ -188,9 +186,6 @@ def _collective_one_by_one(operation: str, groups: list[list[int]]) -> float:
             )
             times.append(sum(BETWEEN if crosses else INSIDE for crosses in rounds))
     return min(times)
-
-
-# -- layouts -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -143,9 +143,6 @@ def test_layers_with_fewer_outputs_than_model_ranks(comm: MPI.Intracomm) -> None
     check(ProcessGrid(comm, stages=[(1, 2), (1, 1)]), workload, method="pipedream")
 
 
-# -- dry runs ----------------------------------------------------------------------------------------------------------
-
-
 def test_views_of_a_dry_array_have_the_shapes_and_bytes_of_a_real_one() -> None:
     dry = dry_array((3 * 10**9, 4), np.float32)
     assert dry.nbytes == 48 * 10**9
@@ -178,9 +175,6 @@ def test_collectives_of_layers(residual: bool) -> None:
     assert layer_collectives(whole, 2, 8) == ((("allgather", 48),), (("allreduce", 48),))
     (alone,) = split_layers(layers[1:], "columns", 1, 0)
     assert layer_collectives(alone, 1, 4) == ((), ())
-
-
-# -- bytes sent --------------------------------------------------------------------------------------------------------
 
 
 SIZES = [6, 12, 12, 12, 12, 12, 12, 12, 4]

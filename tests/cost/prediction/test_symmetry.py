@@ -132,9 +132,6 @@ def test_simulated_steps_of_unequal_stages(ranks_per_node: int, one_by_one: pyte
         assert_equal(asdict(found), asdict(expected))
 
 
-# -- many ranks ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("ranks_per_node", "shape"),
     [(8, (2500, 10)), (10, (6250, 4)), (8, (5000, 5)), (12, (9, 3)), (5, (4, 7)), (10, (25, 1000))],

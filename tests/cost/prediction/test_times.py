@@ -1,7 +1,7 @@
 """The clock of schedules against an independent implementation, closed forms and worked examples."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -38,13 +38,10 @@ class Costs:
         return self.barrier
 
 
-def by_kind(kinds: Mapping[type[Instruction], float], *more: Any, **options: Any) -> Costs:
-    """The same durations on all stages."""
-    return Costs(lambda stage, instruction: kinds.get(type(instruction), 0.0), *more, **options)
-
-
 def passes(forward: float, backward: float, **more: Any) -> Costs:
-    return by_kind({Forward: forward, Recompute: forward, Backward: backward}, **more)
+    """The same durations on all stages."""
+    kinds = {Forward: forward, Recompute: forward, Backward: backward}
+    return Costs(lambda stage, instruction: kinds.get(type(instruction), 0.0), **more)
 
 
 def uneven(stage: int, instruction: Instruction) -> float:
@@ -153,8 +150,6 @@ def test_a_deadlock_is_refused() -> None:
     with pytest.raises(ScheduleError, match=r"stage 0, instruction 0 \(backward 0\): waits for something"):
         compile_schedule(replace(schedule, orders=(first[4:], schedule.orders[1])))
 
-
-# -- parts of an efficiency ------------------------------------------------------------------------------------------
 
 NAMES = ("compute", "overhead", "communicate", "bubble", "wait")
 

@@ -109,10 +109,6 @@ def swap(stage: int, instruction: Instruction, other: Instruction) -> Edit:
     return edit
 
 
-def schedule_of(method: str) -> Schedule:
-    return make_schedule(method, stages=3, minibatches=4, microbatches=4 if METHODS[method].cuts_minibatches else 1)
-
-
 BROKEN = [
     # Contents of the list
     ("1f1b", drop(1, Forward(0, 2)), "stage 1, end of the list: forward 0.2 is missing"),
@@ -147,7 +143,8 @@ BROKEN = [
 
 @pytest.mark.parametrize(("method", "edit", "message"), BROKEN, ids=[case[2][:60] for case in BROKEN])
 def test_rules(method: str, edit: Edit, message: str) -> None:
-    schedule = schedule_of(method)
+    microbatches = 4 if METHODS[method].cuts_minibatches else 1
+    schedule = make_schedule(method, stages=3, minibatches=4, microbatches=microbatches)
     orders = [list(order) for order in schedule.orders]
     edit(orders)
     with pytest.raises(ScheduleError) as caught:
@@ -241,9 +238,6 @@ def test_lists_and_stages_do_not_match() -> None:
         lint(replace(schedule, orders=schedule.orders[:2]))
     with pytest.raises(ScheduleError, match="there are 2 bounds of activations for 3 stages"):
         lint(replace(schedule, activation_bound=(1, 1)))
-
-
-# -- random schedules --------------------------------------------------------------------------------------------------
 
 
 Orders = tuple[tuple[Instruction, ...], ...]

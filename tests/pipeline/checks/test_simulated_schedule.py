@@ -177,9 +177,6 @@ def test_nothing_takes_time() -> None:
     assert (timeline.makespan, timeline.bubble_fraction) == (0, 0)
 
 
-# -- bubble ------------------------------------------------------------------------------------------------------------
-
-
 def _layout(stages: int, method: str, microbatches: int = 1, chunks: int = 1, *, merges: bool = False) -> Layout:
     layers = (1,) * (stages * chunks)
     return Layout(((1, 1),) * stages, layers, method=method, microbatches=microbatches, chunks=chunks, merges=merges)
@@ -207,9 +204,6 @@ def test_bubble_of_many_minibatches(method: str, share: float) -> None:
 
 def test_one_stage_has_no_bubble() -> None:
     assert schedule_bubble(Layout.uniform([(4, 2)], 3), 5) == 0
-
-
-# -- staleness ---------------------------------------------------------------------------------------------------------
 
 
 CONSISTENT = ("ddg", "pipedream", "pipedream-vsync", "pipedream-2bw", "spectrain", "lwp", "pipemare")

@@ -104,9 +104,6 @@ def test_schedule_of_a_fixed_number_of_minibatches_runs_only_those() -> None:
         list(program.walk(2))
 
 
-# -- messages ----------------------------------------------------------------------------------------------------------
-
-
 FEATURES, CAPACITY = 5, 12
 SIZES = [12, 7, 1, 0, 12, 3, 11]
 
@@ -159,9 +156,6 @@ def test_a_run_can_be_repeated_with_other_sizes(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, pipeline=2, batch=1)
     for sizes in ([3, 3], [12], [1, 2, 3, 4, 5, 6]):
         exchange(grid, 2, 2, sizes)
-
-
-# -- routes ------------------------------------------------------------------------------------------------------------
 
 
 WIDTHS = st.tuples(st.integers(1, 5), st.integers(1, 4))

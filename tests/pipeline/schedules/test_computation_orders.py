@@ -216,9 +216,6 @@ def test_wrong_input(arguments: dict[str, Any], message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-# -- memory ------------------------------------------------------------------------------------------------------------
-
-
 STAGES = (1, 2, 3, 4, 6)
 
 
