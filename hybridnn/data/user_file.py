@@ -14,7 +14,7 @@ from hybridnn.utils.text import shown_path, user_path
 
 from .dataset import Dataset
 from .loaders import label_warning, user_arrays
-from .rows import ArrayRows, Task
+from .rows import ArrayRows, Task, constant_targets
 from .table_encoding import TableEncoding
 from .table_file import Table, TableOptions, as_names, named_frame, read_table
 from .table_fitting import examine, require_no_problem, task_reason
@@ -137,6 +137,9 @@ def _dataset_from_table(
     x, y = encoding.encode(frame, called, targets=targets)
     if y is None or not len(x):
         raise DataError(f"{called}: no row has all of its values")
+    if is_new and (constant := constant_targets(y)).any():
+        column = int(np.argmax(constant))
+        raise DataError(f"{called}: target {targets[column]!r} has one value only: there is nothing to learn")
     if is_new and task is None and not encoding.classes and targets[0] not in encoding.kinds:
         warnings = label_warning(called, targets[0], y, "set model.loss to cross_entropy")
     used = {*encoding.columns, *targets, *options.drop_columns}

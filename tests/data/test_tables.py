@@ -222,6 +222,7 @@ def test_columns_are_left_out(people: pd.DataFrame) -> None:
         ),
         ({"z": lambda f: f["age"] * 1j}, {"categories": "error"}, "2 problems: .* text in z"),
         ({"z": lambda f: [[1]] * len(f)}, {}, "column 'z' holds objects that cannot be compared"),
+        ({"answer": lambda f: 1.5}, {}, "target 'answer' has one value only: there is nothing to learn"),
     ],
 )
 def test_one_line_says_what_is_wrong(
