@@ -79,7 +79,7 @@ def figures() -> Iterator[Figure]:
     yield Figure("files of hybridnn/", len(files), 205)
     yield Figure("lines of hybridnn/", lines_of(files), 45_250)
     yield Figure(f"lines of {', '.join(CORE)}", lines_of(core), 12_600)
-    yield Figure("lines for tables", lines_of(tables), 1_220, 1_000)
+    yield Figure("lines for tables", lines_of(tables), 1_240, 1_000)
     yield Figure("lines of hybridnn/doctor", lines_of(sources(LIBRARY / "doctor")), 900)
     yield Figure("files that a step imports", len(step), 55)
     yield Figure("lines that a step imports", lines_of(step), 9_800)

@@ -25,6 +25,7 @@ Kind = Literal["number", "truth", "date", "text"]
 ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)?)?")
 DAY_FIRST = re.compile(r"\d\d?([./-])(0?[1-9]|1[0-2])\1\d{4}( \d\d?:\d\d(:\d\d)?)?")  # 31.12.2026
 ISO = "ISO8601"  # for pandas, the form of such dates
+WIDE = 1000  # columns from which pandas selects columns more slowly than NumPy
 CELLS_SHOWN = 5  # texts of odd cells in a message
 TARGET_ADVICE = 'only inputs can be filled in; set data.missing_targets to "drop" to leave out these rows'
 
@@ -66,8 +67,11 @@ class Column(NamedTuple):
 
 def number_block(table: DataFrame, places: NDArray[np.intp]) -> Floats:
     """The columns of numbers at these places, shape (rows, columns), with NaN for missing values."""
-    block: Floats = table.iloc[:, places].to_numpy(np.float64, na_value=np.nan)
-    return block
+    if len(places) < WIDE:
+        block: Floats = table.iloc[:, places].to_numpy(np.float64, na_value=np.nan)
+        return block
+    everything = table.to_numpy(np.float64 if len(places) == table.shape[1] else object, na_value=np.nan)
+    return np.take(everything, places, axis=1).astype(np.float64, copy=False)
 
 
 def read_columns(

@@ -9,7 +9,7 @@ import re
 import unicodedata
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -44,9 +44,10 @@ CSV_KEYS = (
 NOT_PASSED = {"names", "header", "encoding", "parse_dates", "dayfirst", "date_format"}  # handled here
 
 MOST_SKIPPED = 1_000_000  # lines
-MOST_COLUMNS = 900_000  # for more, pandas takes minutes
+MOST_COLUMNS = 900_000  # for more, pandas takes about a minute
 SAMPLE, SAMPLE_LINES = 1 << 16, 50  # characters and lines from which the separator is found
 BLOCK = 1 << 20
+FEW = 64  # columns
 BEGINNINGS = {
     rb"\xef\xbb\xbf": "utf-8-sig",
     rb"\xff\xfe|\xfe\xff": "utf-16",
@@ -176,7 +177,7 @@ class Table(NamedTuple):
     frame: DataFrame
     options: TableOptions  # with the separator that was found
     has_row_names: bool = False  # for which the header line has no name
-    raw: Callable[[Collection[str]], DataFrame] | None = None  # reads columns of a file of text again, as text
+    raw: Callable[[Iterable[str]], DataFrame] | None = None  # reads columns of a file of text again, as text
 
 
 def read_table(path: Path, options: TableOptions, targets: Collection[str] = (), like: Any = None) -> Table:
@@ -265,7 +266,10 @@ class _Text:
         import pandas
 
         places = [n for n, name in enumerate(self.names) if name in texts]
-        frame = self.by_pandas(dtype=dict.fromkeys(places, str))
+        is_wide = len(places) < FEW < len(self.names) / FEW  # types by name would make a Series of each column
+        frame = self.by_pandas(**({} if is_wide else {"dtype": dict.fromkeys(places, str)}))
+        for place, cells in self.by_pandas(usecols=places, dtype=str).items() if is_wide and places else ():
+            frame.isetitem(place, cells)
         left_out = [n for n, name in enumerate(self.names) if not name and (n == 0 or frame[n].isna().all())]
         kept = [name for n, name in enumerate(self.names) if n not in left_out]
         require_names(self.called, kept, f"; {FIRST_LINE}{PREAMBLE}")
@@ -273,9 +277,10 @@ class _Text:
         frame.columns = pandas.Index(kept, dtype=object)  # `set_axis` would copy a million columns one by one
         return Table(frame, replace(self.options, csv=self.csv), self.has_row_names, self.raw)
 
-    def raw(self, wanted: Collection[str]) -> DataFrame:
+    def raw(self, wanted: Iterable[str]) -> DataFrame:
         """Some columns, with every cell as the text that it is."""
-        places = [n for n, name in enumerate(self.names) if name in wanted]
+        chosen = set(wanted)
+        places = [n for n, name in enumerate(self.names) if name in chosen]
         frame = self.by_pandas(usecols=places, dtype=str, na_filter=False)
         return frame.set_axis([self.names[place] for place in places], axis=1)
 

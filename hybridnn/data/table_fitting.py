@@ -200,9 +200,11 @@ def _grouped_points(table: Table, plain: Sequence[str], block: Floats, targets: 
     if table.raw is None or {"decimal", "thousands"} & {*given}:
         return []
     size = np.nan_to_num(np.abs(block), posinf=0.0)
-    if (np.abs(1000 * size - np.rint(1000 * size)) >= 1e-6).any():  # a number with more than three decimals
+    is_whole, in_thousands = size == np.rint(size), 1000 * size
+    is_possible = is_whole | ((size > 1) & (size < 1000) & (np.abs(in_thousands - np.rint(in_thousands)) < 1e-6))
+    if not is_possible.all():
         return []
-    names = [plain[place] for place in np.flatnonzero((size != np.rint(size)).any(axis=0)).tolist()]
+    names = [plain[place] for place in np.flatnonzero(~is_whole.all(axis=0)).tolist()]
     raw = table.raw(names) if names else {}
     cells = {name: [text for text in raw[name].str.strip().unique() if text] for name in names}
     cells |= {column.name: list(column.texts) for column in targets if column.kind == "number"}

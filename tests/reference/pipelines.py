@@ -74,7 +74,9 @@ def uniform(layers: int, stages: int) -> tuple[int, ...]:
 
 @dataclass
 class Versions:
-    """Weights at every version since the pipeline was empty, with the change that predictions take for one update."""
+    """Weights at every version since the pipeline was empty, with the change that predictions take: at rate 1, or of
+    PipeMare's rules that of one update.
+    """
 
     rule: Rule
     weights: list[Weights]
@@ -84,11 +86,12 @@ class Versions:
     def read(self, version: int, ahead: float, layers: range) -> Weights:
         """Weights of some layers, predicted `ahead` updates beyond a version, or before it.
 
-        Those before it are as far away as the rates of these updates say, where the change is one at a rate.
+        Later ones are as far away as the rate of the next update says, earlier ones as those of the updates between.
         """
         weights, changes = self.weights[version], self.changes[version]
-        if ahead < 0 and not isinstance(self.rule, PipeMare):
-            ahead = -sum(self.rates[version + ahead : version]) / self.rates[version]
+        if not isinstance(self.rule, PipeMare):
+            between = self.rates[version + ahead : version] if ahead < 0 else ()
+            ahead = -sum(between) if ahead < 0 else ahead * self.rates[version]
         names = [f"layers.{layer}.{part}" for layer in layers for part in PARTS]
         return {name: weights[name] + ahead * changes[name] for name in names}
 
@@ -99,7 +102,7 @@ class Versions:
             self.changes.append(dict(slots["difference"]))
         else:
             directions = {name: direction(self.rule, slots, name, w, updates) for name, w in weights.items()}
-            self.changes.append({name: -rate * along for name, along in directions.items()})
+            self.changes.append({name: -along for name, along in directions.items()})
 
 
 def predicts(rule: Rule) -> bool:
