@@ -74,8 +74,9 @@ def uniform(layers: int, stages: int) -> tuple[int, ...]:
 
 @dataclass
 class Versions:
-    """Weights at every version since the pipeline was empty, with the change that predictions take: at rate 1, or of
-    PipeMare's rules that of one update.
+    """Weights at every version since the pipeline was empty, with the change that predictions take for one update.
+
+    That of other rules than PipeMare's is the change at rate 1.
     """
 
     rule: Rule
