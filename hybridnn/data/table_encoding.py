@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 Kind = Literal["number", "truth", "date", "text"]
 ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)?)?")
-DAY_FIRST = re.compile(r"\d\d?([./-])(0?[1-9]|1[0-2])\1\d{4}( \d\d?:\d\d(:\d\d)?)?")  # 31.12.2026
+DAY_FIRST = re.compile(r"(\d\d?)([./-])(\d\d?)\2(\d{4})( \d\d:\d\d(:\d\d)?)?")  # 31.12.2026
 ISO = "ISO8601"  # for pandas, the form of such dates
 WIDE = 1000  # columns from which pandas selects columns more slowly than NumPy
 CELLS_SHOWN = 5  # texts of odd cells in a message
@@ -140,13 +140,14 @@ def _days_of(name: str, texts: Sequence[str], csv: Csv) -> Floats:
 
     form = csv.get("date_format", ISO)
     form = form.get(name, ISO) if isinstance(form, Mapping) else form
-    day_first = form == ISO and csv.get("dayfirst", False)
-    stated = [ISO_DATE, DAY_FIRST] if day_first else [ISO_DATE] if form == ISO else [re.compile(".*")]
-    cells = [text if any(one.fullmatch(text) for one in stated) else None for text in texts]
+    if form == ISO and csv.get("dayfirst", False):
+        found = map(DAY_FIRST.fullmatch, texts)
+        dates = [one and f"{one[4]}-{one[3]:0>2}-{one[1]:0>2}{one[5] or ''}" for one in found]
+        texts = [date or text for date, text in zip(dates, texts, strict=True)]
+    cells = [text if form != ISO or ISO_DATE.fullmatch(text) else None for text in texts]
     if not any(cells):
         return np.full(len(texts), np.nan)
-    reading = {"format": "mixed" if day_first else form, "dayfirst": day_first}
-    times = pandas.to_datetime(pandas.Series(cells), errors="coerce", utc=True, **reading).dt.as_unit("us")
+    times = pandas.to_datetime(pandas.Series(cells), format=form, errors="coerce", utc=True).dt.as_unit("us")
     return np.where(times.isna(), np.nan, times.astype("int64") / 86_400e6)
 
 

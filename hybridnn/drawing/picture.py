@@ -45,6 +45,11 @@ ARIAL, DEJAVU = 0.57, 0.66
 """Upper bounds of the width of a digit, in font sizes: of Arial and Helvetica, and of DejaVu Sans, matplotlib's."""
 
 
+def svg_text(drawing: Drawing) -> str:
+    """The picture as an SVG document."""
+    return picture_bytes(drawing, "svg").decode()
+
+
 def picture_bytes(drawing: Drawing, file_format: str, width: float | None = None) -> bytes:
     """The picture as ``"svg"``, ``"png"`` with 150 dots per inch, or ``"pdf"``; the `width` is in centimetres.
 

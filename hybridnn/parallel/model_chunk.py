@@ -219,7 +219,7 @@ class PrivateReplica:
     total_loss : ndarray, shape (1,)
         Sum of the losses over the batch group, after `finish`.
     is_leader : bool
-        Whether this rank writes the replica in `fill`.
+        Whether this rank writes the replica in `Engine.restore`.
     ready, finish : callable
         Those of a `GradientReducer`; a group of one rank has none.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -170,10 +170,18 @@ def _draw_weak(lines: Sequence[ScalingLine]) -> Plots:
             caption = f"Weak scaling: work that grows with the ranks. Ideal is a level line{of_times}."
             plots[f"weak_scaling{end}"] = caption, figure
             compared = [[compare_with(point, line.points[0]) for point in line.points] for line in chosen]
+            if unit == "step":
+                compared = [[_by_steps(found) for found in line] for line in compared]
             marks = _marks([_values(line, "efficiency") for line in compared])
             caption = f"Efficiency of weak scaling, per {unit}{marks}; grey: ideal."
             plots[f"weak_efficiency{end}"] = caption, _draw_efficiencies(chosen, compared)
     return plots
+
+
+def _by_steps(found: Comparison) -> Comparison:
+    """With the efficiency of steps, whose number per epoch differs."""
+    steps = found.point.first.steps_per_epoch / found.base.first.steps_per_epoch
+    return replace(found, efficiency=found.speed_up.scaled(steps))
 
 
 def _values(compared: Sequence[Comparison], name: Literal["speed_up", "efficiency"]) -> Measured:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from hybridnn.comm.launcher import ANYWHERE, Placement
 from hybridnn.cost.machine_file import read_machine
 from hybridnn.data import dataset_info, is_fetched
-from hybridnn.errors import DataError, EnvironmentProblem, SettingError
+from hybridnn.errors import DataError, EnvironmentProblem, SettingError, one_line
 from hybridnn.study.cells import Cell, CellPlan, make_cells
 from hybridnn.study.study_file import Study, ready_studies
 from hybridnn.study.study_folder import StudyFolder, write_json
@@ -328,7 +328,7 @@ def _run_sbatch(command: Sequence[str], before: Sequence[str]) -> str:
         return _answer(command, SBATCH_SECONDS).strip().partition(";")[0]  # after it: the name of the cluster
     except EnvironmentProblem as problem:
         submitted = f"; already submitted: {', '.join(before)}" if before else ""
-        raise EnvironmentProblem(f"sbatch refused the job: {problem}{submitted}") from problem
+        raise EnvironmentProblem(f"sbatch failed: {problem}{submitted}") from problem
 
 
 def _query(program: str, arguments: Sequence[str]) -> str:
@@ -349,5 +349,5 @@ def _answer(command: Sequence[str], seconds: float) -> str:
     if ended.timed_out:
         raise EnvironmentProblem(f"no answer within {seconds} s")
     if ended.code != 0:
-        raise EnvironmentProblem((ended.errors.strip().splitlines() or [f"exit code {ended.code}"])[-1])
+        raise EnvironmentProblem(one_line(ended.errors.strip()) or f"exit code {ended.code}")
     return ended.output

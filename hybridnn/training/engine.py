@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hybridnn.comm.agreement import agree
 from hybridnn.comm.blocks import block_slice
-from hybridnn.data.rows import ArrayRows, SparseRows, is_sparse
+from hybridnn.data.rows import dense
 from hybridnn.errors import NonFiniteLossError
 from hybridnn.nn.kernels import NUMPY, Array, HostArray, Kernels
 from hybridnn.nn.mlp import resolve_loss
@@ -252,28 +252,38 @@ class Engine:
 
     def predict(self, x: HostArray) -> HostArray:
         """Outputs for `x`, shape (samples, features) and the same on every rank; shape (samples, outputs)."""
-        samples = x.shape[0]  # a sparse array has no length
-        rows = (SparseRows if is_sparse(x) else ArrayRows)(x, np.empty((samples, 0)))
-        outputs = np.zeros((samples, self.config.model.sizes[-1]), self.dtype)
+        count = x.shape[0]  # a sparse array has no length
+        outputs = np.zeros((count, self.config.model.sizes[-1]), self.dtype)
         grid, kernels = self.grid, self.kernels
+        self.reserve(None, forward=count)
+
+        def own(rows: HostArray) -> HostArray:
+            return rows[block_slice(rows.shape[0], grid.batch, grid.batch_rank)]
+
+        def load(rows: slice, start: int, stop: int, out: HostArray | None, targets: HostArray | None) -> None:
+            if out is not None:
+                kernels.put(np.ascontiguousarray(dense(own(x[rows][start:stop])), out.dtype), out)
 
         def take(minibatch: Minibatch, arrays: StageArrays) -> None:
-            own = minibatch.samples[block_slice(minibatch.size, grid.batch, grid.batch_rank)]
-            outputs[own] = kernels.to_host(arrays.outputs).T
+            own(outputs[minibatch.samples])[...] = kernels.to_host(arrays.outputs).T
 
-        self.run_forward(DataSplit(rows, samples, ""), None, take)
+        size = self.forward_size(count)
+        blocks = [slice(start, min(start + size, count)) for start in range(0, count, size)]
+        batches = [Minibatch(i, rows.stop - rows.start, 0.0, rows, load) for i, rows in enumerate(blocks)]
+        if batches:
+            self.forward.executor(None, len(batches), trains=False).forward(batches, take)
         # Every sample was computed by one batch rank of the last stage; the others hold zeros.
         grid.batch_group.allreduce(outputs)
         broadcast_from_last_stage(grid, outputs)
         return outputs
 
-    def run_forward(self, split: DataSplit, task: str | None, take: TakeOutputs) -> None:
-        """Forward passes of all samples, with targets for a `task`; `take` receives the outputs on the last stage."""
-        self.reserve(task, forward=split.samples)
+    def run_forward(self, split: DataSplit, take: TakeOutputs) -> None:
+        """Forward passes of all samples; `take` receives outputs and targets on the last stage."""
+        self.reserve(split.task, forward=split.samples)
         batches = list(minibatches(np.arange(split.samples), self.forward_size(split.samples)))
         if batches:
             loaded = self.make_minibatches(split, batches, [0.0] * len(batches))
-            self.forward.executor(task, len(batches), trains=False).forward(loaded, take)
+            self.forward.executor(split.task, len(batches), trains=False).forward(loaded, take)
 
     def forward_size(self, samples: int) -> int:
         """Samples of a forward pass, over all ranks, where there are `samples`: a microbatch."""

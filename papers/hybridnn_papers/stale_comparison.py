@@ -169,13 +169,14 @@ class Comparison:
     def verdicts(self, rows: Sequence[Row]) -> list[Row]:
         """Every pair against the exact one of its optimizer and depth: the metric, and the slots to the target."""
         measures = [(f"metric_{budget}", "metric") for budget in self._given["result"]["budgets"]]
+        measures.append(("slots_to_target", "target"))
         points = list(dict.fromkeys((row["task"], row["depth"], row["pair"], row["base"]) for row in rows))
         compared = [point for point in points if point[2] != point[3]]
-        found = []
+        found, comparisons = [], len(compared) * len(measures)
         for task, depth, pair, base in compared:
-            for measure, purpose in [*measures, ("slots_to_target", "target")]:
+            for measure, purpose in measures:
                 samples = [_sample(rows, (task, depth, name), measure, purpose) for name in (pair, base)]
-                judgement = self._judged(*samples, is_metric=purpose == "metric", comparisons=len(compared))
+                judgement = self._judged(*samples, is_metric=purpose == "metric", comparisons=comparisons)
                 about = {"task": task, "depth": depth, "pair": pair, "base": base, "measure": measure}
                 means = {"mean": samples[0].mean, "base_mean": samples[1].mean, "against_base": judgement.text}
                 found.append({**about, **means, "verdict": judgement.conclusion, "reason": judgement.reservation})

@@ -51,9 +51,9 @@ READ: dict[str, tuple[str | bytes, dict[str, Any], list[float]]] = {
         [10, 1],
     ),
     "days before months": (
-        rows("a,y", "11.1.1970,p", "02/01/1970 12:00,q"),
+        rows("a,y", "11.1.1970,p", "02/01/1970 12:00,q", "1970-02-01,q"),
         {"parse_dates": ["a"], "dayfirst": True},
-        [10, 1.5],
+        [10, 1.5, 31],
     ),
     "forms of dates by column": (
         rows("a,y", "11 Jan 1970,p", "02 Jan 1970,q"),

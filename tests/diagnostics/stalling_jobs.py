@@ -22,7 +22,7 @@ import pydantic  # noqa: F401 - which every rank would import by itself
 from hybridnn.comm.group import Group, Request
 from hybridnn.comm.recorder import Recorder
 from hybridnn.diagnostics.failsafe import exit_now, install
-from hybridnn.diagnostics.stall_watchdog import Process, SharedFolder, StallWatchdog, start_of
+from hybridnn.diagnostics.stall_watchdog import Process, StallWatchdog, start_of
 
 FOR_EVER = 1000.0
 
@@ -46,7 +46,7 @@ class Rank:
         size = job.ranks if job.on_one_node else 2
         self.recorder = Recorder()
         self.world = Group(None, "world", self.recorder, members=range(size))
-        shared = SharedFolder(Path("notes"), tuple(range(job.ranks)))
+        shared = Path("notes"), tuple(range(job.ranks))
         numbers = self._meet("process", size) if job.knows_processes else ()
         processes = [Process(socket.gethostname(), number, start_of(number)) for number in numbers]
         self.watch = StallWatchdog(self.recorder, shared, number, size, processes)

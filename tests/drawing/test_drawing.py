@@ -18,7 +18,7 @@ from matplotlib.image import imread
 from hybridnn import schedule
 from hybridnn.drawing import shapes
 from hybridnn.drawing.drawing import KINDS, Box, Drawing, Row, axis_ticks, draw_timeline
-from hybridnn.drawing.picture import lay_out, picture_bytes
+from hybridnn.drawing.picture import lay_out, picture_bytes, svg_text
 from hybridnn.drawing.text import text_lines
 from hybridnn.drawing.timelines import ScheduleTimeline
 from hybridnn.errors import SettingError
@@ -36,10 +36,6 @@ def drawn(method: str, *durations: float, weight_grad: str = "per-microbatch", *
 
 def text_of(drawing: Drawing, *arguments: int) -> str:
     return "".join(line.plain.rstrip() + "\n" for line in text_lines(drawing, *arguments))
-
-
-def svg_text(drawing: Drawing) -> str:
-    return picture_bytes(drawing, "svg").decode()
 
 
 def rows_of(text: str) -> list[str]:

@@ -12,7 +12,7 @@ from statistics import mean
 
 import numpy as np
 
-from hybridnn.comm.agreement import broadcast_text
+from hybridnn.comm.agreement import agree, broadcast_text
 from hybridnn.comm.mpi import library_version
 from hybridnn.comm.threads import cores_of_node, limit_blas_threads
 from hybridnn.cost.calibration.communication import measure_communication, measure_overhead, measure_overlap
@@ -110,8 +110,7 @@ def calibrate(
     if grid.size > 1:
         report("training steps of all ranks")
         steps = measure_whole_steps(grid, WHOLE_STEPS_SHARE * seconds, seed, time_step)
-        if grid.rank == 0:
-            machine = correct(machine, steps)
+        machine = agree(grid.world, lambda: correct(machine, steps) if grid.rank == 0 else machine, errors=Exception)
     # Ranks have measured different times, and some things rank 0 alone: its machine counts.
     machine = Machine.model_validate_json(broadcast_text(grid.world, machine.model_dump_json(), 0))
     return Calibration(machine, fits, tuple(errors), missing, oversubscription)

@@ -43,7 +43,8 @@ def layouts(ranks: int, layers: int, node_ranks: int) -> Iterator[Layout]:
     batch = Layout(((ranks, 1),), (layers,), overlap=False, merges=True, node_ranks=node_ranks)
     yield batch
     yield replace(batch, stages=((1, ranks),))
-    yield replace(batch, shared_replicas=True)
+    if node_ranks > 1:
+        yield replace(batch, shared_replicas=True)
     if layers >= ranks:
         stages = replace(Layout.uniform(((1, 1),) * ranks, layers), overlap=False, merges=True, node_ranks=node_ranks)
         yield replace(stages, method="gpipe", microbatches=MICROBATCHES)
@@ -70,8 +71,8 @@ def measure_whole_steps(grid: ProcessGrid, seconds: float, seed: int, time_step:
 def correct(machine: Machine, samples: Sequence[StepSample]) -> Machine:
     """The machine with the costs that its parts have in the measured steps, and a note on what differs.
 
-    Computing while several ranks are busy is corrected by `in_steps`. Then the steps determine a factor on alpha and
-    beta of all messages and collectives, and seconds of Python around an instruction, in addition.
+    Computing in float32 while several ranks are busy is corrected by `in_steps`. Then the steps determine a factor on
+    alpha and beta of all messages and collectives, and seconds of Python around an instruction, in addition.
     """
     compute = [
         in_steps(entry, samples, machine) if entry.busy_ranks > 1 and entry.dtype == DTYPE else entry
