@@ -14,7 +14,7 @@ from hybridnn.comm.agreement import agree
 from hybridnn.comm.blocks import block_sizes, block_slice
 from hybridnn.data import ArrayRows, Rows, as_rows
 from hybridnn.data.rows import as_array, constant_targets, require_finite
-from hybridnn.errors import DataError, SettingError
+from hybridnn.errors import DataError, SettingError, shorten
 from hybridnn.nn.kernels import HostArray
 from hybridnn.nn.mlp import MLP
 from hybridnn.parallel.grid import ProcessGrid
@@ -272,7 +272,8 @@ def without_r2(part: str, task: str, samples: int) -> str:
 def doubts(rows: Rows, test: DataSplit | None, *, is_first: bool) -> Iterator[str]:
     """What makes a training on arrays doubtful, as texts; the inputs are looked at before the first one."""
     if isinstance(rows, ArrayRows) and constant_targets(rows.y).all():
-        yield f"all {rows.samples:,} samples have the target {rows.y[0].tolist()}: there is nothing to learn"
+        target = shorten(str(rows.y[0].tolist()), 60)
+        yield f"all {rows.samples:,} samples have the target {target}: there is nothing to learn"
     if is_first and isinstance(rows, ArrayRows) and (column := large_column(rows)) is not None:
         advice = "standardize the inputs, or they will hardly be learned: (x - x.mean(axis=0)) / x.std(axis=0)"
         yield f"column {column} of x has inputs beyond {LARGE_INPUT:,.0f}: {advice}"
