@@ -2,7 +2,8 @@
 
 In loops of their own, passes and messages find in the caches what they need, and the other rank of a message stands
 ready. In a step they follow one another. So steps of random networks are timed in several layouts. The computing in
-them corrects that of the parts; then two corrections are fitted to the whole steps.
+them corrects that of the parts; then two corrections are fitted to the whole steps: a rank that waits for a message of
+another stage loses more than one that meets the others in a collective.
 """
 
 from __future__ import annotations
@@ -32,8 +33,7 @@ MICROBATCHES = 4
 MOST_RANKS_WITH_SHARES = 64  # of every layer and minibatch; of more ranks, some have empty shares
 LEAST_STEPS = 12
 OUTLIER = 0.1  # relative error from which on a step counts less: it may have been disturbed
-MICROSECOND = 1e-6
-FACTORS, MICROSECONDS = (0.5, 5.0), (0.0, 100.0)  # bounds of the corrections
+FACTORS = (0.5, 5.0)  # bounds of the corrections
 
 Costs = TypeVar("Costs", NetworkLink, CollectiveCost)
 
@@ -71,8 +71,8 @@ def measure_whole_steps(grid: ProcessGrid, seconds: float, seed: int, time_step:
 def correct(machine: Machine, samples: Sequence[StepSample]) -> Machine:
     """The machine with the costs that its parts have in the measured steps, and a note on what differs.
 
-    Computing in float32 while several ranks are busy is corrected by `in_steps`. Then the steps determine a factor on
-    alpha and beta of all messages and collectives, and seconds of Python around an instruction, in addition.
+    Computing in float32 while several ranks are busy is corrected by `in_steps`. Then the steps determine factors on
+    alpha and beta of all messages, and of all collectives.
     """
     compute = [
         in_steps(entry, samples, machine) if entry.busy_ranks > 1 and entry.dtype == DTYPE else entry
@@ -87,32 +87,25 @@ def correct(machine: Machine, samples: Sequence[StepSample]) -> Machine:
             found.append(log(epoch_seconds(workload, case.layout, changed) / (time.steps * time.seconds)))
         return found
 
-    bounds = tuple(zip(FACTORS, MICROSECONDS, strict=True))
-    fitted = least_squares(errors, (1.0, 1.0), bounds=bounds, loss="soft_l1", f_scale=OUTLIER, diff_step=1e-2)
-    factor, extra = fitted.x.tolist()
-    note = f"communication x {factor:.2f}, instructions + {extra:.1f} microseconds, from {len(samples)} steps"
-    return slower(machine, factor, extra).model_copy(update={"about": {**machine.about, "in_steps": note}})
+    fitted = least_squares(errors, (1.0, 1.0), bounds=FACTORS, loss="soft_l1", f_scale=OUTLIER, diff_step=1e-2)
+    messages, collectives = fitted.x.tolist()
+    note = f"messages x {messages:.2f}, collectives x {collectives:.2f}, from {len(samples)} steps"
+    return slower(machine, messages, collectives).model_copy(update={"about": {**machine.about, "in_steps": note}})
 
 
-def slower(machine: Machine, factor: float, instruction_microseconds: float) -> Machine:
-    """The machine with messages and collectives times `factor`, and more time around instructions of busy ranks."""
+def slower(machine: Machine, messages: float, collectives: float) -> Machine:
+    """The machine with alpha and beta of messages and of collectives times these factors."""
 
-    def costs(known: Costs) -> Costs:
+    def costs(known: Costs, factor: float) -> Costs:
         segments = []
         for segment in known.segments:
             alpha, beta = segment.alpha_seconds * factor, segment.beta_seconds_per_byte * factor
             segments.append(segment.model_copy(update={"alpha_seconds": alpha, "beta_seconds_per_byte": beta}))
         return known.model_copy(update={"segments": tuple(segments)})
 
-    more = instruction_microseconds * MICROSECOND
-    compute = [
-        entry.model_copy(update={"instruction_seconds": entry.instruction_seconds + more * (entry.busy_ranks > 1)})
-        for entry in machine.compute
-    ]
     changed = {
-        "inside_node": costs(machine.inside_node),
-        "between_nodes": machine.between_nodes and costs(machine.between_nodes),
-        "collectives": tuple(map(costs, machine.collectives)),
-        "compute": tuple(compute),
+        "inside_node": costs(machine.inside_node, messages),
+        "between_nodes": machine.between_nodes and costs(machine.between_nodes, messages),
+        "collectives": tuple(costs(known, collectives) for known in machine.collectives),
     }
     return machine.model_copy(update=changed)
