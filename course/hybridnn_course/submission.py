@@ -11,7 +11,6 @@ import re
 import stat
 import warnings
 import zipfile
-import zlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -19,7 +18,7 @@ from hybridnn.errors import DataError, HybridnnError, one_line, shorten
 from hybridnn_course.assignment import Assignment
 from hybridnn_course.case_file import CASES
 from hybridnn_course.flagged_code import code_flags
-from hybridnn_course.work_folder import FILE_BYTES, HANDOUT, MANIFEST, Manifest
+from hybridnn_course.work_folder import FILE_BYTES, HANDOUT, MANIFEST, ZIP_ERRORS, Manifest, read_entry
 
 MOST_ENTRIES = 10_000
 CODE_BYTES = 1 << 18
@@ -133,10 +132,8 @@ def _unpacked(assignment: Assignment, data: bytes) -> dict[str, bytes]:
                     raise UngradableError(f"{name}: links and encrypted files are not allowed")
                 if path in found:
                     raise UngradableError(f"{name}: is there twice")
-                with archive.open(entry) as file:
-                    found[path] = file.read(FILE_BYTES + 1)
-    # of zipfile: NotImplementedError for a compression that it lacks, RuntimeError for an encrypted file
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OSError, ValueError) as error:
+                found[path] = read_entry(archive, entry, FILE_BYTES + 1)
+    except ZIP_ERRORS as error:
         raise UngradableError(f"it is not a readable zip file: {one_line(str(error))}") from None
     return found
 

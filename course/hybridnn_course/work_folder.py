@@ -135,6 +135,19 @@ def _text_of(path: Path) -> str:
     return read_text(path, FILE_BYTES).removeprefix("\ufeff")  # of editors on Windows
 
 
+ZIP_ERRORS = (zipfile.BadZipFile, zlib.error, RuntimeError, EOFError, OSError, ValueError)
+"""Of zipfile, for what is no archive; `RuntimeError` for an encrypted file."""
+
+
+def read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, limit: int) -> bytes:
+    """At most `limit` bytes of a file in an archive; one of `ZIP_ERRORS` where it cannot be read."""
+    if entry.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        # Python decompresses other methods without a limit of memory.
+        raise zipfile.BadZipFile(f"{entry.filename} is compressed by another method than deflate")
+    with archive.open(entry) as file:
+        return file.read(limit)
+
+
 def open_handed_out(path: Path) -> tuple[Manifest, dict[str, bytes]]:
     """The manifest and the files of a zip file that students get; `DataError` if it is none."""
     try:
@@ -142,13 +155,10 @@ def open_handed_out(path: Path) -> tuple[Manifest, dict[str, bytes]]:
             names = archive.namelist()
             if not {MANIFEST, CASES} <= set(names) or any("/" in name or name.startswith(".") for name in names):
                 raise DataError(f"{path}: is not the zip file of an assignment")
-            files = {}
-            for name in names:
-                with archive.open(name) as file:
-                    files[name] = file.read(CASES_BYTES if name == CASES else FILE_BYTES)
+            limits = {name: CASES_BYTES if name == CASES else FILE_BYTES for name in names}
+            files = {name: read_entry(archive, archive.getinfo(name), limit) for name, limit in limits.items()}
         manifest = Manifest.parse(files[MANIFEST].decode("utf-8"), f"{path}, {MANIFEST}")
-    # of zipfile: NotImplementedError for a compression that it lacks, RuntimeError for an encrypted file
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, ValueError) as error:
+    except ZIP_ERRORS as error:
         raise DataError(f"{path}: is not a readable zip file: {one_line(str(error))}") from None
     assignment = CaseFile.read(files[CASES], f"{path}, {CASES}").assignment
     wanted = {MANIFEST, HANDOUT, CASES, *assignment.files, *assignment.texts}

@@ -16,13 +16,15 @@ import numpy as np
 import pytest
 
 from course.tests.made import KIT, course_of, reference_files, submission_zip
+from hybridnn.errors import DataError
 from hybridnn_course.answers import Answer, answer_digest, first_difference
 from hybridnn_course.assignment import Case
 from hybridnn_course.carrier import Worker
+from hybridnn_course.case_file import CASES
 from hybridnn_course.checks import check_task
 from hybridnn_course.frames import FrameError, receive_frame, send_frame
 from hybridnn_course.submission import CODE_BYTES, UngradableError, read_submission
-from hybridnn_course.work_folder import Manifest, WorkFolder, write_files
+from hybridnn_course.work_folder import Manifest, WorkFolder, open_handed_out, write_files
 from hybridnn_course_staff import reading
 from hybridnn_course_staff.assignment import load_assignment
 from hybridnn_course_staff.batch import ARCHIVE_BYTES, grade_folder
@@ -104,6 +106,18 @@ def test_other_archives_are_refused(write: Callable[[zipfile.ZipFile], None], re
         write(archive)
     with pytest.raises(UngradableError, match=reason):
         read_submission(A2, stream.getvalue())
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_archives_of_other_methods_than_deflate_are_refused(method: int, tmp_path: Path) -> None:
+    path = tmp_path / "a2.zip"
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, content in {**files_of(), CASES: b"cases"}.items():
+            archive.writestr(name, content)
+    with pytest.raises(UngradableError, match=r"not a readable zip file: .* another method than deflate$"):
+        read_submission(A2, path.read_bytes())
+    with pytest.raises(DataError, match=r"not a readable zip file: .* another method than deflate$"):
+        open_handed_out(path)
 
 
 NESTED = f"{BOUNDS}return {' + '.join(['1'] * 900)}\n".encode()

@@ -179,6 +179,6 @@ def evaluate(engine: Engine, split: DataSplit) -> Metrics:
             sums.add(arrays.outputs, arrays.targets, loss)
 
     engine.run_forward(split, add)
-    if split.task != "classification":
+    if split.task != "classification":  # whose sums come from the device when they are added over the ranks
         kernels.to_host(loss)  # a rank that adds nothing must not wait in MPI while its passes wait for NCCL
     return sums.total(grid.world)
