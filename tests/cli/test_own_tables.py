@@ -14,7 +14,7 @@ import pytest
 from sklearn import metrics
 
 from hybridnn.data import split_indices
-from reference.command_line import Run, assert_same_weights, error_line, records_of
+from reference.command_line import Run, assert_same_weights, error_line, output_of, records_of
 from reference.own_tables import rows
 
 SMALL = ("--hidden", "6", "--epochs", "3", "--batch-size", "16", "--set", "training.dtype=float64")
@@ -49,8 +49,7 @@ def table() -> Callable[..., list[list[str]]]:
 def trained(run_hybridnn: Run, table: Callable[..., Any]) -> Run:
     """The command line in a folder with a run trained on ``age,income,churn``."""
     table("num.csv", ["age", "income", "churn"])
-    code, _, err = run_hybridnn("train", "--file", "num.csv", *CHURN, *SMALL, "--out", "run", "-q")
-    assert (code, err) == (0, "")
+    output_of(run_hybridnn("train", "--file", "num.csv", *CHURN, *SMALL, "--out", "run", "-q"))
     return run_hybridnn
 
 
@@ -268,14 +267,12 @@ def people() -> pd.DataFrame:
 
 
 def train_on_people(run: Run, *arguments: str, out: str = "run") -> str:
-    code, text, err = run("train", *OF_PEOPLE, *arguments, "--out", out)
-    assert (code, err) == (0, "")
+    text = output_of(run("train", *OF_PEOPLE, *arguments, "--out", out))
     return text
 
 
 def predicted(run: Run, file: str, *arguments: str) -> list[dict[str, str]]:
-    code, _, err = run("predict", "run", file, "--out", "found.csv", "--force", *arguments)
-    assert (code, err) == (0, "")
+    output_of(run("predict", "run", file, "--out", "found.csv", "--force", *arguments))
     with Path("found.csv").open() as found:
         return list(csv.DictReader(found))
 
