@@ -267,8 +267,7 @@ def people() -> pd.DataFrame:
 
 
 def train_on_people(run: Run, *arguments: str, out: str = "run") -> str:
-    text = output_of(run("train", *OF_PEOPLE, *arguments, "--out", out))
-    return text
+    return output_of(run("train", *OF_PEOPLE, *arguments, "--out", out))
 
 
 def predicted(run: Run, file: str, *arguments: str) -> list[dict[str, str]]:

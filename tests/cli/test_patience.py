@@ -25,8 +25,7 @@ STOPPING = ("--set", "training.patience=3")
 
 
 def train(run: Run, *arguments: str, out: str = "run") -> str:
-    text = output_of(run("train", *OPTIONS, "--epochs", "60", *STOPPING, *arguments, "-q", "--out", out))
-    return text
+    return output_of(run("train", *OPTIONS, "--epochs", "60", *STOPPING, *arguments, "-q", "--out", out))
 
 
 def accuracies(folder: Path | str) -> list[float]:

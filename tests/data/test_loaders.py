@@ -91,7 +91,6 @@ def test_mnist(all_of: AllOf) -> None:
 def test_cifar10(all_of: AllOf) -> None:
     dataset = load_dataset("cifar10")
     assert_as_catalogued(dataset)
-    assert dataset.test is not None
     _, y = all_of(dataset.test)
     assert np.bincount(y).tolist() == [1000] * 10
     x, y = np.empty((3, 3072), np.float32), np.empty(3, np.int64)
@@ -135,7 +134,6 @@ def test_fashion_mnist_beside_mnist_files_of_the_same_name(
         files.append(replace(file, sha256=hashlib.sha256(content).hexdigest()))
     monkeypatch.setenv("HYBRIDNN_DATA", str(tmp_path))
     dataset = FASHION_MNIST.load(replace(FASHION_MNIST, files=tuple(files)))
-    assert dataset.test is not None
     x, y = all_of(dataset.train)
     np.testing.assert_array_equal(x, images.reshape(2, 784) / 255)
     assert y.tolist() == [3, 9]
@@ -208,9 +206,6 @@ def test_rows_keeps_the_first_training_samples(all_of: AllOf) -> None:
 def test_options_that_do_not_fit(options: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingError, match=message):
         load_dataset("digits", **options)
-
-
-# -- catalogue ---------------------------------------------------------------------------------------------------------
 
 
 NAMES = ["digits", "airfoil", "airfoil-4", "ethylene", "mnist", "fashion-mnist", "cifar10", "synthetic"]
@@ -288,9 +283,6 @@ def test_a_data_set_is_added_by_its_entry(
     (tmp_path / "mine" / "mine.dat").write_bytes(TABLE + b"0 0 0\n")
     with pytest.raises(DataError, match=r"mine\.dat: sha256 is .* delete it to download again"):
         settings.data.load()
-
-
-# -- downloads ---------------------------------------------------------------------------------------------------------
 
 
 CONTENT = b"1 2 3\n"

@@ -189,9 +189,6 @@ def test_unknown_keys_of_pandas_are_refused_with_the_known_ones() -> None:
     assert options.csv == {"names": ["id", "since"], "na_values": ["-999"]}
 
 
-# -- arrays and columns ------------------------------------------------------------------------------------------------
-
-
 AllOf = Callable[..., tuple[NDArray[Any], NDArray[Any]]]
 X = np.arange(12.0).reshape(4, 3)
 LABELS = np.array([2, 0, 1, 2])

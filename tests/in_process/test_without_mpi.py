@@ -82,8 +82,7 @@ def without_mpi(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    found: dict[str, Any] = json.loads(result.stdout)
-    return found
+    return json.loads(result.stdout)
 
 
 def test_commands_work_without_mpi4py(without_mpi: dict[str, Any]) -> None:

@@ -62,7 +62,6 @@ def test_a_script_fits_evaluates_and_predicts() -> None:
     metrics = it.evaluate(x, y)
     assert metrics.accuracy == epochs[-1].validation_accuracy
     assert metrics.loss == epochs[-1].validation_loss
-    assert metrics.accuracy is not None
     assert metrics.accuracy > 0.95
     assert metrics.accuracy == np.mean(it.predict(x).argmax(axis=1) == y)
     assert all(record.samples_per_second > 0 and record.compute_seconds > 0 for record in epochs)
