@@ -78,22 +78,6 @@ def test_order_of_columns_and_unused_ones_change_nothing(trained: Run, table: Ca
         assert Path("predictions.csv").read_bytes() == Path("expected.csv").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("names", "header", "message"),
-    [
-        (["name", "churn"], None, "x.csv: no columns 'age', 'income', which the inputs need; it has name, churn"),
-        (["age", "income", "churn"], ["Age", "income", "churn"], "x.csv: no column 'age', which the inputs need"),
-        (["age", "income", "churn"], ["age", "income", ""], "x.csv: column 3 has no name (every column "),
-        (["age", "income", "churn"], ["44", "38000", "1"], "x.csv: the first line seems to hold data"),
-    ],
-)
-def test_table_that_lacks_columns_or_names_is_refused(trained, table, names, header, message) -> None:
-    table("x.csv", names, header)
-    assert message in error_line(trained("predict", "run", "x.csv"))
-    if header is None or "churn" in header:  # for its target
-        assert message in error_line(trained("evaluate", "run", "--data", "x.csv"))
-
-
 def test_run_without_names_takes_columns_by_position(run_hybridnn: Run, table: Callable[..., Any]) -> None:
     rows = np.array(table("num.csv", ["age", "income", "churn"]), float)
     np.savez("num.npz", x_train=rows[:, :2], y_train=rows[:, 2].astype(int))

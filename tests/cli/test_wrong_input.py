@@ -57,10 +57,7 @@ CASES: dict[str, Case] = {
     "too many samples": (["--data", "synthetic", "--set", f"data.rows={10**15}"], ["data.rows = ", "must be at most "]),
     "a seed of 70 bits": (["--seed", str(2**70)], ["the largest is 9,223,372,036,854,775,807"]),
     "sizes without commas": (["--hidden", "[64x64]"], ["model.hidden = '[64x64]': must be whole numbers"]),
-    "a value that float32 cannot hold": (
-        too_large,
-        ["mine.npz: x is 1e+39 in row", "too large for float32"],
-    ),
+    "a value that float32 cannot hold": (too_large, ["mine.npz: x is 1e+39 in row", "too large for float32"]),
     "a network beyond the memory": (
         ["--hidden", "900000,900000", "--out", "run"],
         ["model.sizes = ", "do not fit this rank's memory: ", "are needed and ", " are free on its node"],

@@ -135,10 +135,7 @@ def test_words_for_missing_values_are_extended(tmp_path: Path) -> None:
 
 
 def test_a_number_that_stands_for_a_missing_value_does_so_in_every_row(tmp_path: Path) -> None:
-    for text, words in (
-        (rows("hp,y", "60,p", "-999,q"), "-999"),
-        (rows("hp,y", "60,p", "?,q", "-999,p"), "-999,?"),
-    ):
+    for text, words in ((rows("hp,y", "60,p", "-999,q"), "-999"), (rows("hp,y", "60,p", "?,q", "-999,p"), "-999,?")):
         options = TableOptions(csv={"na_values": words}, missing="mean")
         data = load_file(table(tmp_path, text), "y", options=options)
         assert set(x_of(data)[:, 0]) == {60}

@@ -160,21 +160,13 @@ class Malicious:
         return eval, ("__import__('pathlib').Path('ran').touch()",)
 
 
-@pytest.mark.parametrize("protocol", [0, 2, 4])
-def test_malicious_pickle_is_refused_before_it_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, protocol: int
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match=r"refers to \w+\.eval"):
-        read_batch(io.BytesIO(pickle.dumps({"data": Malicious()}, protocol)))
-    assert not (tmp_path / "ran").exists()
-
-
 @pytest.mark.parametrize("name", ["numpy.load", "numpy.core.multiarray.fromfile", "builtins.getattr", "os.system"])
 def test_pickle_may_name_nothing_but_arrays(name: str) -> None:
     module, _, attribute = name.rpartition(".")
     with pytest.raises(DataError, match=f"refers to {name}"):
         read_batch(io.BytesIO(f"c{module}\n{attribute}\n.".encode()))
+    with pytest.raises(DataError, match=r"refers to \w+\.eval"):
+        read_batch(io.BytesIO(pickle.dumps(Malicious(), protocol=4)))
 
 
 def test_changed_cifar10_batch_is_not_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,13 +324,6 @@ def test_file_on_disk_is_used_as_it_is(
     assert locate(toy(plain()), plain()) == path
 
 
-def test_a_failed_download_is_a_short_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HYBRIDNN_CACHE", str(tmp_path))
-    monkeypatch.setattr("pooch.retrieve", Mock(side_effect=ConnectionError("Max retries exceeded " * 30)))
-    with pytest.raises(DataError, match=r"no answer; put the file into the folder \S+ by hand$"):
-        locate(toy(plain()), plain())
-
-
 def test_file_on_disk_with_another_checksum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HYBRIDNN_DATA", str(tmp_path))
     (tmp_path / "toy.txt").write_bytes(b"damaged")
@@ -361,11 +346,8 @@ def test_missing_data_folder_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_without_network_the_error_names_url_and_folder(
     name: str, no_files_of_this_machine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unreachable(*args: object, **kwargs: object) -> None:
-        raise ConnectionError("no route to host")
-
-    monkeypatch.setattr("pooch.retrieve", unreachable)
-    with pytest.raises(DataError) as caught:
+    monkeypatch.setattr("pooch.retrieve", Mock(side_effect=ConnectionError("Max retries exceeded " * 30)))
+    with pytest.raises(DataError, match=r"no answer; put the file into the folder \S+ by hand$") as caught:
         load_dataset(name)
     assert dataset_info(name).files[0].url in str(caught.value)
     assert str(no_files_of_this_machine / name) in str(caught.value)

@@ -209,11 +209,7 @@ def test_columns_are_left_out(people: pd.DataFrame) -> None:
             {"missing": "drop"},
             "no row has all of its values",
         ),
-        (
-            {"age": lambda f: f["age"] / (f.index - 7)},
-            {},
-            "infinite values in 1 of 200 rows, first in row 8: age",
-        ),
+        ({"age": lambda f: f["age"] / (f.index - 7)}, {}, "infinite values in 1 of 200 rows, first in row 8: age"),
         ({"z": lambda f: f["age"] * 1j}, {"categories": "error"}, "2 problems: .* text in z"),
         ({"z": lambda f: [[1]] * len(f)}, {}, "column 'z' holds objects that cannot be compared"),
         ({"answer": lambda f: 1.5}, {}, "target 'answer' has one value only: there is nothing to learn"),
@@ -295,11 +291,7 @@ def test_options_that_do_not_exist(option: str, value: str, allowed: str) -> Non
 @pytest.mark.parametrize(
     ("targets", "request_", "message"),
     [
-        (
-            "answer",
-            {"task": "regression", "options": ONE_HOT},
-            "answer: no cell is a number",
-        ),
+        ("answer", {"task": "regression", "options": ONE_HOT}, "answer: no cell is a number"),
         (["answer", "age"], {"options": ONE_HOT}, "answer: no cell is a number"),
         (["answer", "age"], {"task": "classification"}, "classification needs one target column, not 2"),
         ("answer", {"options": TableOptions(drop_columns="shoe")}, r"no column 'shoe', which data\.drop_columns names"),
