@@ -155,13 +155,6 @@ def test_runs_that_differ_in_more_than_the_layout_have_tables_of_their_own_or_wa
     assert [run["threads_per_rank"] for run in group["runs"]] == [2, 1]
 
 
-def test_mean_staleness_is_told_by_stage(run_hybridnn: Run) -> None:
-    train = ("train", "--in-process", "3", "--pipeline", "3", "--method", "vanilla", "--hidden", "8,8", "--epochs", "1")
-    assert run_hybridnn(*train, "--set", "output.folder=run")[0] == 0
-    facts = json.loads(run_hybridnn("report", "run", "--format", "json")[1])
-    assert facts["stage_staleness"] == pytest.approx([(13 * 2 + 1) / 15, 14 / 15, 0.0])  # min(t, K-1-k), 15 minibatches
-
-
 @pytest.fixture
 def runs(run_hybridnn: Run, trained_once: Callable[..., Path]) -> Run:
     """Two runs that differ in four settings, and one of them again."""
