@@ -51,32 +51,22 @@ def write_csv(frame: pd.DataFrame, path: Path, **options: Any) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"sep": ";"},
-        {"sep": "\t"},
-        {"encoding": "utf-8-sig"},
-        {"lineterminator": "\r\n"},
-        {"quoting": 1},
-        {"sep": ";", "decimal": ","},
-        {"quotechar": "'", "quoting": 1},
-    ],
-    ids=[
-        "commas",
-        "semicolons",
-        "tabs",
-        "byte-order mark",
-        "CRLF",
-        "quotes",
-        "decimal commas",
-        "single quotation marks",
-    ],
-)
-def test_csv_in_every_form_has_the_same_samples(tmp_path: Path, people: pd.DataFrame, options: dict[str, Any]) -> None:
-    path = write_csv(people, tmp_path / "people.csv", **options)
-    csv = {key: value for key, value in options.items() if key in ("decimal", "quotechar")}
+FORMS: dict[str, dict[str, Any]] = {
+    "commas": {},
+    "semicolons": {"sep": ";"},
+    "tabs": {"sep": "\t"},
+    "byte-order mark": {"encoding": "utf-8-sig"},
+    "CRLF": {"lineterminator": "\r\n"},
+    "quotes": {"quoting": 1},
+    "decimal commas": {"sep": ";", "decimal": ","},
+    "single quotation marks": {"quotechar": "'", "quoting": 1},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_csv_in_every_form_has_the_same_samples(tmp_path: Path, people: pd.DataFrame, form: str) -> None:
+    path = write_csv(people, tmp_path / "people.csv", **FORMS[form])
+    csv = {key: value for key, value in FORMS[form].items() if key in ("decimal", "quotechar")}
     x, y = arrays(load_file(path, ["answer"], options=TableOptions(categories="one-hot", csv=csv)))
     np.testing.assert_array_equal(x, expected_inputs(people))  # to the last bit
     np.testing.assert_array_equal(y, people["answer"].map({"later": 0, "no": 1, "yes": 2}))
