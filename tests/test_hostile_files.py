@@ -26,7 +26,16 @@ from hypothesis import strategies as st
 
 from hybridnn.runs.run_files import CONFIG_END
 from hybridnn.utils import files
-from reference.damaged_files import CONTENT, CUTS, IMPOSSIBLE_NAMES, REPLACEMENTS, changed, mutations, replace
+from reference.damaged_files import (
+    CONTENT,
+    CUTS,
+    IMPOSSIBLE_NAMES,
+    REPLACEMENTS,
+    Malicious,
+    changed,
+    mutations,
+    replace,
+)
 from reference.finished_runs import write_run
 from reference.readers import (
     CSV,
@@ -389,13 +398,6 @@ def archive(path: Path, x_train: bytes, method: int = zipfile.ZIP_STORED) -> Pat
         file.writestr("x_train.npy", x_train)
         file.writestr("y_train.npy", labels.getvalue())
     return path
-
-
-class Malicious:
-    """An object whose pickle runs a program."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return eval, ("__import__('pathlib').Path('ran').touch()",)
 
 
 def changed_inside(path: Path) -> None:

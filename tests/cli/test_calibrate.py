@@ -15,7 +15,7 @@ from hybridnn.cost.calibration.computation import ComputeError
 from hybridnn.cost.calibration.fit import fit_operations
 from hybridnn.cost.machine_file import read_machine
 from mpi_runner.launch import JobResult
-from reference.command_line import Run, error_line
+from reference.command_line import Run, error_line, output_of
 
 TWICE = """
 import sys
@@ -84,8 +84,7 @@ def test_one_rank_prints_what_cannot_be_measured(run_hybridnn: Run, monkeypatch:
     right = [ComputeError("float32", 1, "forward", 9, 0.2, 3.0)]
     monkeypatch.setattr("hybridnn.cost.calibration.calibrate.calibrate_compute", lambda *arguments: (known, right))
     monkeypatch.setattr("os.getloadavg", lambda: (0.5, 20.0, 20.0))
-    code, out, err = run_hybridnn("calibrate", "--seconds", "0.5")
-    assert (code, err) == (0, "")
+    out = output_of(run_hybridnn("calibrate", "--seconds", "0.5"))
     for what in ("messages need 2 ranks", "collectives need 2 ranks", "overlap needs 2 ranks"):
         assert f"not measured: {what}" in out
     assert "verdict: good: held-out error up to 20% (passes in float32 with 1 busy rank), noise 0%, load" in out
@@ -131,8 +130,7 @@ def test_doubtful_calibrations_are_written_only_with_force(run_hybridnn: Run, mo
     assert (quality.held_out_error, quality.noise, quality.load_average) == (pytest.approx(1.05), 0.85, 20.0)
     Path("settings.toml").write_text("[model]\nhidden = [8]\n")
     for command in (("plan",), ("simulate", "settings.toml"), ("simulate", "settings.toml", "--curve", "weak")):
-        code, out, err = run_hybridnn(*command, "--ranks", "1", "--machine", "bad.toml")
-        assert (code, err) == (0, "")
+        out = output_of(run_hybridnn(*command, "--ranks", "1", "--machine", "bad.toml"))
         assert out.count("machine file: doubtful: held-out error 105%") == 1
 
 

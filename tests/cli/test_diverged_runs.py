@@ -12,7 +12,7 @@ from hybridnn.study.report import csv_text, point_rows
 from hybridnn.study.results import read_results
 from hybridnn.study.scaling import compare_points
 from hybridnn.study.study_folder import StudyFolder
-from reference.command_line import Run, records_of
+from reference.command_line import Run, output_of, records_of
 
 DIGITS = ("--hidden", "16,16,16", "--epochs", "3", "--set", "output.log_every=1", "-q")
 TOO_FAST = ("--lr", "1e15")
@@ -46,16 +46,13 @@ def test_a_diverged_cell_is_a_result_of_its_study(run_hybridnn: Run) -> None:
         'name = "rates"\nbase = {model = {hidden = [16]}, training = {epochs = 2}}\naxes.optimizer.lr = [0.005, 1e15]\n'
     )
     command = ("study", "run", "rates.toml", "--out", "out", "--launcher", "env")
-    code, text, err = run_hybridnn(*command)
-    assert (code, err) == (0, ""), text
+    text = output_of(run_hybridnn(*command))
     assert "2 of 2 cells are finished, 1 of them diverged" in text
     assert "0 of 2 cells to run" in run_hybridnn(*command)[1], "a diverged cell is not run again"
     states = [StudyFolder(Path("out")).state(f"optimizer.lr-{rate}") for rate in ("0.005", "1000000000000000.0")]
     assert [state.status for state in states] == ["finished", "diverged"]
     assert states[1].reason.startswith("the loss became")
-    code, text, err = run_hybridnn("study", "report", "out", "--format", "json")
-    assert (code, err) == (0, "")
-    facts = json.loads(text)
+    facts = json.loads(output_of(run_hybridnn("study", "report", "out", "--format", "json")))
     assert (len(facts["diverged"]), facts["unfinished"]) == (1, [])
     results = read_results(Path("out"))
     (good, bad) = sorted(results.points, key=lambda point: point.cells[0].diverged)
@@ -70,8 +67,7 @@ def test_a_diverged_cell_is_a_result_of_its_study(run_hybridnn: Run) -> None:
     about = json.loads(Path("out/study.json").read_text())
     about["cells"] = [cell for cell in about["cells"] if cell["id"] == bad.cells[0].id]
     Path("out/study.json").write_text(json.dumps(about))
-    code, text, err = run_hybridnn("study", "report", "out")
-    assert (code, err) == (0, "")
+    text = output_of(run_hybridnn("study", "report", "out"))
     assert "nan" not in text.replace("became nan", "")
 
 
@@ -81,8 +77,7 @@ def test_a_diverged_run_resumes_with_a_lower_rate(run_hybridnn: Run, tmp_path: P
     options = (*DIGITS, "--set", "training.checkpoint_every=5", "--out", str(folder))
     assert run_hybridnn("train", *options, *rising)[0] == 1
     assert records_of(folder)[-1]["kind"] == "diverged"
-    code, _, err = run_hybridnn("train", "--resume", str(folder), "--force", "-q", "--set", "schedule.factor=1.0")
-    assert (code, err) == (0, "")
+    output_of(run_hybridnn("train", "--resume", str(folder), "--force", "-q", "--set", "schedule.factor=1.0"))
     assert records_of(folder)[-1]["kind"] == "end"
     assert records_of(folder, "diverged") == []
     assert read_run(folder).diverged is None

@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mpi_runner.launch import JobResult, job_environment
+from mpi_runner.launch import JobResult, run_job
 from mpi_runner.slowness import deadline
 from reference.command_line import Run, error_line
 
@@ -39,18 +38,10 @@ main(["doctor", "--format", "json", "--limit", sys.argv[3]])
 """
 
 
-def doctor(cwd: Path, *arguments: str, program: str = "", **changes: str) -> subprocess.CompletedProcess[str]:
+def doctor(cwd: Path, *arguments: str, program: str = "", **changes: str) -> JobResult:
     """Run doctor as a process without a launcher, or a program that does."""
     command = [sys.executable, "-c", program, "doctor"] if program else DOCTOR
-    return subprocess.run(
-        [*command, *arguments],
-        env=job_environment(changes | {"HYBRIDNN_CACHE": str(cwd / "cache")}),
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=deadline(60),
-        stdin=subprocess.DEVNULL,
-    )
+    return run_job([*command, *arguments], env=changes | {"HYBRIDNN_CACHE": str(cwd / "cache")}, cwd=cwd)
 
 
 def by_name(output: str) -> dict[str, list[Mapping[str, Any]]]:

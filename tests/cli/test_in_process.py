@@ -19,7 +19,7 @@ from hybridnn.runs.callbacks import INTERRUPTED, SIGNALS, StopSignals
 from hybridnn.runs.run_files import run_status
 from hybridnn.training.trainer import Trainer
 from mpi_runner.launch import run_job
-from reference.command_line import Run, assert_same_weights, error_line, records_of
+from reference.command_line import Run, assert_same_weights, error_line, output_of, records_of
 from reference.trained_runs import HYBRIDNN_WITHOUT_CURVE
 
 README = Path(__file__).parents[2] / "README.md"
@@ -48,8 +48,7 @@ def rows(text: str) -> list[list[str]]:
 def test_digits_on_two_by_two_print_the_figures_of_the_readme(run_hybridnn: Run) -> None:
     shown = rows(README.read_text(encoding="utf-8"))[:10]
     assert [row[0] for row in shown] == [str(epoch) for epoch in range(1, 11)]
-    code, text, err = run_hybridnn("train", "--in-process", "4", "--batch", "2", "--model", "2")
-    assert (code, err) == (0, "")
+    text = output_of(run_hybridnn("train", "--in-process", "4", "--batch", "2", "--model", "2"))
     assert rows(text) == shown
     header = [line.rstrip().split(maxsplit=1) for line in text.splitlines()[:4]]
     assert header[1] == ["grid", "2 x 2 (batch x model)"]
@@ -76,9 +75,7 @@ LAYOUTS: dict[str, tuple[int, tuple[str, ...]]] = {
 def test_a_layout_trains_as_one_rank(run_hybridnn: Run, trained_once: Callable[..., Path], layout: str) -> None:
     ranks, options = LAYOUTS[layout]
     in_process = ("-q", "--out", "run", "--in-process", str(ranks), "--format", "json")
-    code, text, err = run_hybridnn("train", *TRAIN, *in_process, *options)
-    assert (code, err) == (0, "")
-    found = json.loads(text)
+    found = json.loads(output_of(run_hybridnn("train", *TRAIN, *in_process, *options)))
     assert (found["header"]["ranks"], found["steps"]) == (ranks, STEPS)
     assert_same_training("run", trained_once(*TRAIN))
     assert run_status(Path("run")) == "finished"
@@ -108,8 +105,7 @@ def test_a_signal_leaves_a_checkpoint_for_other_layouts(
     assert err.startswith(f"Error: stopped by {number.name} after step 3; wrote run/checkpoints/step-00000003; ")
     assert announced == ([INTERRUPTED] if number == signal.SIGINT else [])
     assert [signal.getsignal(number) for number in SIGNALS] == before
-    code, text, err = run_hybridnn("train", "--resume", "run", "--in-process", "3", "--batch", "3", "--model", "1")
-    assert (code, err) == (0, "")
+    text = output_of(run_hybridnn("train", "--resume", "run", "--in-process", "3", "--batch", "3", "--model", "1"))
     assert "continues from step-00000003: step 3, in epoch 1 after 3 minibatches" in text
     assert_same_training("run", trained_once(*TRAIN))
     again = run_hybridnn("train", "--resume", "run", "--in-process", "2")
@@ -220,8 +216,7 @@ def test_the_output_is_that_of_the_same_command_on_ranks_that_it_starts(run_hybr
     assert result.stdout.count("2 x 2 (batch x model)") == 1, "rank 0 alone prints"
     assert "\x1b" not in result.stdout, "it goes to a file, though every rank sees a terminal"
     assert run_status(tmp_path / "processes") == "finished"
-    code, text, err = run_hybridnn(*options, "threads", "--in-process", "4")
-    assert (code, err) == (0, "")
+    text = output_of(run_hybridnn(*options, "threads", "--in-process", "4"))
     assert len(structure(text)) > 8
     assert structure(text) == structure(result.stdout)
 

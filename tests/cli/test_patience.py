@@ -17,7 +17,7 @@ from hybridnn.in_process import run_ranks
 from hybridnn.runs.inference import evaluate_run
 from hybridnn.runs.trained_run import open_run
 from reference import trained_runs
-from reference.command_line import Run, assert_same_weights, error_line, records_of
+from reference.command_line import Run, assert_same_weights, error_line, output_of, records_of
 
 SETTINGS = ("training.dtype=float64", "optimizer.lr=0.03", "data.validation_fraction=0.25")
 OPTIONS = (*(part for setting in SETTINGS for part in ("--set", setting)), "--hidden", "16,16", "--batch-size", "64")
@@ -25,9 +25,7 @@ STOPPING = ("--set", "training.patience=3")
 
 
 def train(run: Run, *arguments: str, out: str = "run") -> str:
-    code, text, err = run("train", *OPTIONS, "--epochs", "60", *STOPPING, *arguments, "-q", "--out", out)
-    assert (code, err) == (0, "")
-    return text
+    return output_of(run("train", *OPTIONS, "--epochs", "60", *STOPPING, *arguments, "-q", "--out", out))
 
 
 def accuracies(folder: Path | str) -> list[float]:
@@ -90,8 +88,7 @@ def test_the_ranking_of_two_classes_can_be_monitored(run_hybridnn: Run) -> None:
     options = ("--file", "two.npz", *OPTIONS, *STOPPING, "--epochs", "40", "-q")
     for name in ("roc_auc", "average_precision"):
         monitor = f"training.monitor=validation_{name}"
-        code, text, err = run_hybridnn("train", *options, "--set", monitor, "--out", name)
-        assert (code, err) == (0, "")
+        text = output_of(run_hybridnn("train", *options, "--set", monitor, "--out", name))
         values = [record[f"validation_{name}"] for record in records_of(name, "epoch")]
         last, best = stopped(values, 3)
         assert (len(records_of(name, "epoch")), records_of(name)[-1]["weights_epoch"]) == (last, best)
@@ -249,9 +246,7 @@ def test_regression_keeps_the_highest_r2(tmp_path: Path) -> None:
 
 def test_evaluate_predict_and_export_use_the_best_weights(run_hybridnn: Run, trained: Callable[..., Path]) -> None:
     best = best_of(trained(9))
-    code, text, err = run_hybridnn("evaluate", "run", "--best", "--part", "validation", "--format", "json")
-    assert (code, err) == (0, "")
-    found = json.loads(text)
+    found = json.loads(output_of(run_hybridnn("evaluate", "run", "--best", "--part", "validation", "--format", "json")))
     assert found["weights"] == {"path": f"run/{BEST}", "step": best["step"], "damaged": []}
     assert found["accuracy"] == best["validation_accuracy"]
     weights = f"weights of run/{BEST}, step {best['step']}\n"

@@ -14,7 +14,7 @@ from hybridnn.cost.machine import Quality
 from hybridnn.cost.machine_file import read_machine, write_machine
 from hybridnn.cost.prediction.predict import predict
 from hybridnn.runs.workload import layout_from_settings, workload_from_settings
-from reference.command_line import Run, error_line
+from reference.command_line import Run, error_line, facts_of, output_of
 from reference.machines import make_machine
 
 NETWORK = ["--set", "model.hidden=[64,64,64]"]
@@ -29,15 +29,8 @@ def run(run_hybridnn: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> R
     return partial(run_hybridnn, "plan", *NETWORK)
 
 
-def facts(run: Run, *arguments: str) -> dict[str, Any]:
-    code, text, err = run(*arguments, "--format", "json")
-    assert (code, err) == (0, "")
-    found: dict[str, Any] = json.loads(text)
-    return found
-
-
 def test_figures_are_those_of_the_prediction(run: Run) -> None:
-    found = facts(run, "--ranks", "4", "--top", "20")
+    found = facts_of(run, "--ranks", "4", "--top", "20")
     assert (found["machine"], found["ranks"], len(found["options"])) == ("made up", 4, 20)
     settings = load_settings(None, NETWORK[1:])
     workload = workload_from_settings(settings)
@@ -56,12 +49,11 @@ def test_figures_are_those_of_the_prediction(run: Run) -> None:
 
 
 def test_the_table_fits_and_its_settings_choose_the_best(run: Run) -> None:
-    code, text, err = run("--ranks", "4", "--top", "5")
-    assert (code, err) == (0, "")
+    text = output_of(run("--ranks", "4", "--top", "5"))
     table, _, conclusions = text.partition("times and bytes of a step")
     assert max(map(len, table.splitlines())) <= 100
     assert "…" not in table
-    best = next(option for option in facts(run, "--ranks", "4")["options"] if option["best_exact"])
+    best = next(option for option in facts_of(run, "--ranks", "4")["options"] if option["best_exact"])
     line = next(line for line in conclusions.splitlines() if line.startswith("to use the best exact"))
     words = shlex.split(line.partition(": ")[2])
     assert words[::2] == ["--set"] * (len(words) // 2)
@@ -82,9 +74,8 @@ def test_options_that_equal_the_settings_file_are_not_printed(run: Run, tmp_path
 
 
 def test_without_ranks_all_of_the_machine_are_used(run: Run) -> None:
-    assert facts(run)["ranks"] == 8
-    code, text, _ = run("--ranks", "16")
-    assert code == 0
+    assert facts_of(run)["ranks"] == 8
+    text = output_of(run("--ranks", "16"))
     assert "The machine is made for 8 ranks: more of them take turns." in text
 
 
@@ -92,26 +83,24 @@ def test_a_machine_of_many_nodes(run: Run, tmp_path: Path) -> None:
     """12,500 nodes of 8 ranks follow from two keys of the machine file, and the plan has as few lines as any other."""
     machine = make_machine(alpha=1e-6, beta=1e-9, call=1e-6, nodes=12_500, ranks_per_node=8)
     write_machine(machine, tmp_path / "machine.toml")
-    code, text, err = run("--set", "training.batch_size=50000", "--top", "2")
-    assert (code, err) == (0, "")
+    text = output_of(run("--set", "training.batch_size=50000", "--top", "2"))
     assert text.startswith("100,000 ranks on made up")
     assert len(text.splitlines()) < 20
     assert all(len(line) < 1000 for line in text.splitlines())
 
 
 def test_several_numbers_of_ranks_are_a_curve_of_the_best_exact_layouts(run: Run, tmp_path: Path) -> None:
-    found = facts(run, "--ranks", "1, 2,4,8", "--picture", "a.svg")
+    found = facts_of(run, "--ranks", "1, 2,4,8", "--picture", "a.svg")
     assert {path.name for path in tmp_path.glob("*.svg")} == {"a.svg", "a-efficiency.svg", "a-breakdown.svg"}
     assert (found["machine"], found["kind"]) == ("made up", "best")
-    best = {ranks: one(facts(run, "--ranks", str(ranks))) for ranks in (1, 2, 4, 8)}
+    best = {ranks: one(facts_of(run, "--ranks", str(ranks))) for ranks in (1, 2, 4, 8)}
     for point in found["points"]:
         expected = best[point["ranks"]]
         assert point["layout"] == expected["layout"]
         assert point["seconds_per_step"] == pytest.approx(expected["seconds_per_step"])
         assert point["speed_up"] == pytest.approx(best[1]["seconds_per_step"] / expected["seconds_per_step"])
         assert point["low"] <= point["speed_up"] <= point["high"]
-    code, text, err = run("--ranks", "1,2,4,8")
-    assert (code, err) == (0, "")
+    text = output_of(run("--ranks", "1,2,4,8"))
     assert text.startswith("the best exact layouts, one minibatch, up to 8 ranks of made up: ")
     for point in found["points"]:
         assert f" ({point['low']:.4g} to {point['high']:.4g}), " in text
@@ -121,12 +110,11 @@ def test_several_numbers_of_ranks_are_a_curve_of_the_best_exact_layouts(run: Run
 def test_a_curve_of_a_doubtful_file_has_no_errors(run: Run, tmp_path: Path) -> None:
     quality = {"held_out_error": 53.0, "held_out_of": "passes", "noise": 0.0, "load_average": 0.0, "busy_ranks": 2}
     write_machine(make_machine(quality=quality), tmp_path / "machine.toml")
-    code, text, err = run("--ranks", "1,2", "--picture", "a.png")
-    assert (code, err) == (0, "")
+    text = output_of(run("--ranks", "1,2", "--picture", "a.png"))
     assert "machine file: doubtful: held-out error 5300%" in text
     assert "layouts: speed-up, ms per step\n" in text
     assert " to " not in text.partition("layouts: speed-up")[2]
-    assert [point["low"] for point in facts(run, "--ranks", "1,2")["points"]] == [None, None]
+    assert [point["low"] for point in facts_of(run, "--ranks", "1,2")["points"]] == [None, None]
 
 
 def one(plan: dict[str, Any]) -> dict[str, Any]:
@@ -138,7 +126,7 @@ def one(plan: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.slow
 def test_a_curve_up_to_1024_ranks_of_several_nodes(run: Run, tmp_path: Path) -> None:
     ranks = [2**power for power in range(11)]
-    found = facts(run, "--machine", "cluster-1024", "--ranks", ",".join(map(str, ranks)))
+    found = facts_of(run, "--machine", "cluster-1024", "--ranks", ",".join(map(str, ranks)))
     assert [point["ranks"] for point in found["points"]] == ranks
 
 
@@ -146,10 +134,10 @@ def test_sources_of_the_machine_file(run: Run, tmp_path: Path, monkeypatch: pyte
     named = make_machine(call=1e-6).model_copy(update={"name": "named"})
     write_machine(named, tmp_path / "other.toml")
     monkeypatch.setenv("HYBRIDNN_MACHINE", "other.toml")
-    assert facts(run, "--ranks", "2")["machine"] == "named"
-    assert facts(run, "--ranks", "2", "--machine", "machine.toml")["machine"] == "made up"
+    assert facts_of(run, "--ranks", "2")["machine"] == "named"
+    assert facts_of(run, "--ranks", "2", "--machine", "machine.toml")["machine"] == "made up"
     monkeypatch.delenv("HYBRIDNN_MACHINE")
-    assert facts(run, "--ranks", "2")["machine"] == "made up"
+    assert facts_of(run, "--ranks", "2")["machine"] == "made up"
     (tmp_path / "machine.toml").unlink()
     assert error_line(run("--ranks", "2")).startswith("Error: machine file = 'machine.toml': ")
 
@@ -203,11 +191,8 @@ def simulate(run_hybridnn: Run, tmp_path: Path) -> Run:
     return lambda *arguments: run_hybridnn("simulate", "settings.toml", *arguments)
 
 
-def simulated(simulate: Run, *arguments: str) -> dict[str, Any]:
-    code, out, error = simulate("--format", "json", *CLUSTER, *arguments)
-    assert (code, error) == (0, "")
-    value = json.loads(out)
-    return value
+def simulated(simulate: Run, *arguments: str) -> Any:
+    return facts_of(simulate, *CLUSTER, *arguments)
 
 
 def test_text_and_json(simulate: Run) -> None:
@@ -219,8 +204,7 @@ def test_text_and_json(simulate: Run) -> None:
         total = sum(parts[f"{name}_seconds_per_step"] for name in names)
         assert total == pytest.approx(value["seconds_per_step"])
     assert len(value["drawing"]["rows"]) == 2
-    code, out, error = simulate("--ranks", "8", *CLUSTER)
-    assert (code, error) == (0, "")
+    out = output_of(simulate("--ranks", "8", *CLUSTER))
     assert "1f1b: 2 stages, 1 minibatch, 4 microbatches each, simulated" in out
     assert "8 ranks of cluster-1024: pipeline 2 x batch 4, 1f1b with 4 microbatches" in out
     assert "ms per step" in out
@@ -239,13 +223,11 @@ def test_curves(simulate: Run) -> None:
     curve = simulated(simulate, "--ranks", "16", "--curve", "strong")
     assert [point["ranks"] for point in curve["points"]] == [1, 2, 4, 8, 16]
     assert {point["batch_size"] for point in curve["points"]} == {256}
-    code, out, _ = simulate("--ranks", "512", *CLUSTER, "--curve", "strong")
-    assert code == 0
+    out = output_of(simulate("--ranks", "512", *CLUSTER, "--curve", "strong"))
     # Four microbatches of 64 samples, for 64 batch ranks at 128 ranks and more at more.
     assert "more batch ranks than samples of a microbatch, so that some have none: 256, 512 ranks" in out
     assert "-0.0%" not in out
-    code, out, _ = simulate("--ranks", "16", *CLUSTER, "--curve", "weak")
-    assert code == 0
+    out = output_of(simulate("--ranks", "16", *CLUSTER, "--curve", "weak"))
     assert "weak scaling" in out
     assert "2048" in out  # the minibatch of eight replicas
 
@@ -257,8 +239,7 @@ def test_a_curve_names_its_layout_and_faster_ones(simulate: Run, tmp_path: Path,
     write_machine(machine, tmp_path / "machine.toml")
     network = ("--set", "data.name=mnist", "--set", "model.hidden=[1024,1024,1024]")
     flat = ("--set", "parallel.pipeline=1", "--set", "parallel.method=1f1b", "--curve", "strong", *network)
-    code, out, error = simulate("--ranks", str(ranks), *flat)
-    assert (code, error) == (0, "")
+    out = output_of(simulate("--ranks", str(ranks), *flat))
     title = "strong scaling of one layout by more replicas, one minibatch, up to"
     assert out.startswith(f"{title} {ranks} ranks of cluster-1024: batch {ranks}")
     named = out.partition("faster by more than the errors of both (hybridnn plan): speed-up")[2]
@@ -267,10 +248,9 @@ def test_a_curve_names_its_layout_and_faster_ones(simulate: Run, tmp_path: Path,
         assert "1024 ranks: 142.2 (94.81 to 213.3), 0.7017 ms: batch 8 x model 128 (alternating)\n" in named
         return
     split = ("--set", "parallel.model=32", "--set", "parallel.model_split=alternating")
-    code, out, _ = simulate("--ranks", "64", *flat, *split)
-    assert code == 0
+    out = output_of(simulate("--ranks", "64", *flat, *split))
     assert "faster by more than" not in out
-    found = facts(simulate, "--ranks", "64", *flat, "--machine", "machine.toml")
+    found = facts_of(simulate, "--ranks", "64", *flat, "--machine", "machine.toml")
     assert found["faster"][-1]["layout"] == "batch 2 x model 32 (alternating)"
     assert {point["layout"] for point in found["points"][1:]} == {f"batch {2**power}" for power in range(1, 7)}
 
@@ -283,8 +263,7 @@ def test_an_efficiency_above_100_percent_is_explained(simulate: Run, tmp_path: P
     write_machine(machine.model_copy(update={"compute": (slow,)}), tmp_path / "cache.toml")
     options = ("--machine", "cache.toml", "--set", "model.hidden=[64,64]", "--curve", "strong")
     flat = ("--set", "parallel.pipeline=1", "--set", "parallel.method=1f1b", "--set", "parallel.model=2")
-    code, out, error = simulate("--ranks", "2", *options, *flat)
-    assert (code, error) == (0, "")
+    out = output_of(simulate("--ranks", "2", *options, *flat))
     assert "above 100%: what one rank reads and writes in a step does not fit its cache" in out
 
 
@@ -295,8 +274,7 @@ def test_an_efficiency_above_100_percent_is_explained(simulate: Run, tmp_path: P
 def test_costs_of_more_busy_ranks_than_there_are_have_a_warning(simulate, arguments, busy) -> None:
     """The costs of the machine are for 128 busy ranks of a node."""
     flat = ("--set", "parallel.pipeline=1", "--set", "parallel.method=1f1b", "--set", "training.batch_size=256")
-    code, out, error = simulate(*CLUSTER, *arguments, *flat)
-    assert (code, error) == (0, "")
+    out = output_of(simulate(*CLUSTER, *arguments, *flat))
     warnings = [line for line in out.splitlines() if line.startswith("Computing costs are those of 128 busy ranks")]
     assert [f": {busy} have more memory bandwidth" in line for line in warnings] == ([] if busy is None else [True])
 

@@ -17,7 +17,7 @@ from hybridnn.cli.train_view import TrainView
 from hybridnn.config.settings import with_stages
 from hybridnn.runs.folder import FolderLock, RunFolder
 from hybridnn.runs.resume import settings_of_run
-from reference.command_line import Run, SignalAt, assert_same_weights, error_line, records_of
+from reference.command_line import Run, SignalAt, assert_same_weights, error_line, output_of, records_of
 
 SAMPLES = ("--data", "synthetic", "--set", "data.rows=200", "--set", "data.synthetic.test_samples=20")
 SMALL = (*SAMPLES, "--hidden", "9", "--epochs", "3", "--batch-size", "25", "--set", "output.log_every=1")
@@ -79,8 +79,7 @@ def test_a_signal_stops_the_run_with_a_checkpoint_that_can_be_resumed(
     assert not Path("run/weights.npz").exists()
     assert signal.getsignal(number) == before
     Path("run").rename("moved")
-    code, out, _ = run_hybridnn("train", "--resume", "moved", "-q")
-    assert code == 0
+    out = output_of(run_hybridnn("train", "--resume", "moved", "-q"))
     assert re.search(rf"^steps +{STEPS}, the last {STEPS - step} in ", out, re.MULTILINE)
     assert_same_run("moved", whole)
 
@@ -161,8 +160,7 @@ def test_a_finished_run_is_trained_further_on_any_grid(run_hybridnn, trained_onc
     options = (*SMALL, "--set", "training.dtype=float64", "--optimizer", *optimizer, "--epochs")
     shutil.copytree(trained_once(*options, "5"), "run")
     assert os.listdir("run/checkpoints") == ["step-00000040"]
-    code, out, _ = run_hybridnn("train", "--resume", "run", "--epochs", "12", *grid)
-    assert code == 0
+    out = output_of(run_hybridnn("train", "--resume", "run", "--epochs", "12", *grid))
     assert "continues from step-00000040: step 40, in epoch 6 after 0 minibatches" in out
     assert_same_weights("run", trained_once(*options, "12"), 1e-10)
     if not grid:

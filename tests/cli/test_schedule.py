@@ -23,7 +23,7 @@ from hybridnn.errors import DataError, HybridnnError, SettingError
 from hybridnn.pipeline.checks.lint import lint
 from hybridnn.pipeline.schedules.instructions import COMPUTATIONS
 from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
-from reference.command_line import Run, error_line
+from reference.command_line import Run, error_line, facts_of, output_of
 
 
 @pytest.fixture
@@ -32,15 +32,8 @@ def run(run_hybridnn: Run) -> Run:
     return partial(run_hybridnn, "schedule")
 
 
-def facts(run: Run, *arguments: str) -> dict[str, Any]:
-    code, text, err = run(*arguments, "--format", "json")
-    assert (code, err) == (0, "")
-    found = json.loads(text)
-    return found
-
-
 def test_json_holds_every_instruction_with_its_versions_and_times(run: Run) -> None:
-    found = facts(run, "pipedream", "--stages", "3", "--minibatches", "5", "--backward", "1")
+    found = facts_of(run, "pipedream", "--stages", "3", "--minibatches", "5", "--backward", "1")
     about = (found["method"], len(found["stages"]), found["minibatches"], found["microbatches"])
     assert about == ("pipedream", 3, 5, 1)
     assert [rank["stage"] for rank in found["stages"]] == [0, 1, 2]
@@ -79,21 +72,20 @@ def test_json_holds_every_instruction_with_its_versions_and_times(run: Run) -> N
     ],
 )
 def test_default_counts(run: Run, arguments: list[str], expected: tuple[int, ...]) -> None:
-    found = facts(run, *arguments)
+    found = facts_of(run, *arguments)
     counts = (found[key] for key in ("minibatches", "microbatches", "chunks"))
     assert (len(found["stages"]), *counts) == expected
 
 
 def test_options_reach_the_schedule(run: Run) -> None:
-    synchronized = facts(run, "pipedream-vsync", "--stages", "3", "--minibatches", "5")
+    synchronized = facts_of(run, "pipedream-vsync", "--stages", "3", "--minibatches", "5")
     assert all(row["forward"]["version"] == max(0, row["minibatch"] - 2) for row in synchronized["staleness"])
-    slow = facts(run, "sequential", "--stages", "2", "--minibatches", "1", "--message", "0.5")
+    slow = facts_of(run, "sequential", "--stages", "2", "--minibatches", "1", "--message", "0.5")
     assert slow["summary"]["makespan"] == 2 * (1 + 2) + 2 * 0.5
 
 
 def test_text_shows_drawing_figures_lint_and_versions(run: Run) -> None:
-    code, text, err = run("pipedream", "--stages", "4", "--minibatches", "5", "--backward", "1")
-    assert (code, err) == (0, "")
+    text = output_of(run("pipedream", "--stages", "4", "--minibatches", "5", "--backward", "1"))
     assert "stage 3  .........F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 ........." in text
     assert "makespan 16, bubble fraction 37.50%" in text
     assert "lint: ok" in text
@@ -123,8 +115,7 @@ def test_versions_are_shown_where_they_differ_or_on_demand(run: Run) -> None:
 
 
 def test_without_a_method_the_methods_are_listed(run: Run) -> None:
-    code, text, _ = run()
-    assert code == 0
+    text = output_of(run())
     assert [line.split()[0] for line in text.splitlines()] == list(METHODS)
     assert all(method.summary in text for method in METHODS.values())
 
@@ -136,7 +127,7 @@ def test_files_of_every_format_by_their_names(run: Run, run_as_ranks: Run) -> No
     assert ElementTree.parse("a.svg").getroot().attrib["viewBox"]
     assert Path("a.png").read_bytes().startswith(b"\x89PNG")
     assert Path("a.pdf").read_bytes().startswith(b"%PDF")
-    assert json.loads(Path("a.json").read_text()) == facts(run, *arguments)
+    assert json.loads(Path("a.json").read_text()) == facts_of(run, *arguments)
     assert Path("a.txt").read_text() == run(*arguments)[1]
     assert run(*arguments, "--format", "svg")[1] == Path("a.svg").read_text()
     # An existing file is replaced.
@@ -253,8 +244,7 @@ def test_computations_as_texts_get_their_messages(tmp_path: Path, method: str) -
 
 def test_a_schedule_of_ones_own_is_drawn_and_timed(run_hybridnn: Run) -> None:
     write(Path("mine.json"), TWO_STAGES)
-    code, text, err = run_hybridnn("schedule", "mine.json")
-    assert (code, err) == (0, "")
+    text = output_of(run_hybridnn("schedule", "mine.json"))
     assert "mine: 2 stages, 1 minibatch, 2 microbatches each" in text
     # Stage 0 computes 2 x (1 + 2), and waits for 1 while stage 1 computes backward 0.0, and 2 for backward 0.1.
     assert "makespan 9, bubble fraction 33.33%" in text

@@ -18,7 +18,7 @@ from hybridnn.study.runner import CellOutcome, plan_study
 from hybridnn.study.study_file import load_study
 from hybridnn.study.study_folder import StudyFolder
 from mpi_runner.launch import find_mpirun, run_job
-from reference.command_line import Run, error_line
+from reference.command_line import Run, error_line, output_of
 from reference.finished_runs import write_run, write_study
 
 STUDY = """
@@ -60,9 +60,7 @@ def test_real_study_runs_resumes_and_is_reported(study: Run) -> None:
     code, text, _ = study(*run)
     assert (code, "0 of 2 cells to run" in text) == (0, True)
     assert [(cell / "history.jsonl").read_bytes() for cell in cells] == histories
-    code, text, err = study("report", str(folder), "--format", "json")
-    assert code == 0, err
-    facts = json.loads(text)
+    facts = json.loads(output_of(study("report", str(folder), "--format", "json")))
     assert (facts["study"], facts["finished_cells"], facts["unfinished"]) == ("tiny", 2, [])
     assert [point["ranks"] for point in facts["points"]] == [1, 2]
     assert facts["points"][0]["speed_up"]["value"] == 1
@@ -76,8 +74,7 @@ def test_end_of_a_study_names_the_command_of_its_report(study: Run, run_hybridnn
         folder = write_run(tmp_path / "a folder" / "cells" / cell.id, ranks=cell.ranks)
         (folder / "settings.toml").write_text(to_toml(cell.settings))
     run = ("run", "tiny.toml", "--out", "a folder", "--launcher", "env {ranks}")
-    code, text, err = study(*run)
-    assert code == 0, err
+    text = output_of(study(*run))
     command = text.splitlines()[-1].removeprefix("2 of 2 cells are finished; ").removesuffix(" writes the report")
     assert run_hybridnn(*shlex.split(command)[1:])[0] == 0
     assert (tmp_path / "a folder" / "report" / "report.md").is_file()
@@ -141,8 +138,7 @@ def test_dry_run_is_a_table_and_what_was_left_out(study: Run, tmp_path: Path) ->
     Path("grids.toml").write_text(STUDY.replace("[1, 2]", "[1, 2, 3]") + 'layouts = ["batch", "2x1x1:1f1b"]\n')
     write_run(tmp_path / "out" / "cells" / "ranks-1_grid-1x1", ended=False)
     run = ("run", "grids.toml", "--launcher", "env -u {ranks}", "--out", "out")
-    code, out, _ = study(*run, "--dry-run")
-    assert code == 0
+    out = output_of(study(*run, "--dry-run"))
     rows = [line.split() for line in out.splitlines()]
     assert rows[2:6] == [
         ["0", "ranks-1_grid-1x1", "interrupted"],
@@ -169,15 +165,13 @@ def test_dry_run_is_a_table_and_what_was_left_out(study: Run, tmp_path: Path) ->
         "1, 3, 5, 7, 9 ranks-2 and 4 repeats never run",
     ]
     # Without a launcher, it is found as by train.
-    code, out, _ = study("run", "tiny.toml", "--cell", "1", "--commands")
-    assert code == 0
+    out = output_of(study("run", "tiny.toml", "--cell", "1", "--commands"))
     assert f" {shlex.quote(str(find_mpirun()))} -n 2 env OPENBLAS_NUM_THREADS=1 " in out
 
 
 def test_new_study_of_a_settings_file_can_run(study: Run) -> None:
     Path("mine.toml").write_text("[training]\nbatch_size = 64\n[model]\nhidden = [8, 8, 8]\n[parallel]\nbatch = 2\n")
-    code, out, err = study("new", "mine.toml", "--ranks", "2,4")
-    assert code == 0, err
+    out = output_of(study("new", "mine.toml", "--ranks", "2,4"))
     assert out.endswith("edit it, then: hybridnn study run mine-layouts.toml\n")
     planned = load_study(Path("mine-layouts.toml"))
     assert (planned.keys.compares, planned.keys.base["training"]) == ("times", {"batch_size": 64})
@@ -198,8 +192,7 @@ def test_submit_prints_the_jobs_or_submits_them(study: Run, tmp_path: Path, monk
     Path("tiny.toml").write_text(STUDY.replace('"training"', '"times"') + "repeats = 1\n")
     options = ("--partition", "p", "--time", "5", "--sbatch", "--constraint=a", "--share-nodes")
     submit = ("submit", "tiny.toml", *options)
-    code, out, _ = study(*submit, "--dry-run")
-    assert code == 0
+    out = output_of(study(*submit, "--dry-run"))
     assert out.startswith("#!/usr/bin/env bash\n")
     named = "--cpus-per-task=1 --partition=p --time=5 --constraint=a runs/studies/tiny/slurm/1/study"
     assert f"--array=0 --ntasks=1 {named}" in out
@@ -278,8 +271,7 @@ def test_report_lists_unfinished_cells_and_has_exit_code_one_with_failed_ones(st
         name: ({"ranks": ranks}, {"ranks": ranks, "seconds": [9 / ranks**2]}) for name, ranks in (("a", 1), ("b", 4))
     }
     write_study(tmp_path / "s", runs, missing={"c": {"ranks": 8}})
-    code, out, _ = study("report", "s", "--out", "elsewhere")
-    assert code == 0
+    out = output_of(study("report", "s", "--out", "elsewhere"))
     assert "1 of 3 cells are not finished: 1 never run\n  never run    c\n" in out
     assert "elsewhere/report.md\n" in out
     assert Path("elsewhere/tables.tex").is_file()
@@ -300,8 +292,7 @@ def test_report_lists_unfinished_cells_and_has_exit_code_one_with_failed_ones(st
 
 def test_dry_run_prices_the_study(study: Run) -> None:
     Path("s.toml").write_text('name = "s"\nmachine = "cluster-1024"\naxes = {ranks = [1]}')
-    code, out, _ = study("run", "s.toml", "--launcher", "", "--dry-run")
-    assert code == 0
+    out = output_of(study("run", "s.toml", "--launcher", "", "--dry-run"))
     assert re.search(r"\n +0 +ranks-1 +never run +[\d.]+ +[\d.e-]+\n", out)
     assert "\npredicted by cluster-1024: " in out
     assert " HYBRIDNN_MACHINE=cluster-1024 " in study("run", "s.toml", "--launcher", "", "--commands")[1]

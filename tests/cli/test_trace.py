@@ -10,7 +10,7 @@ import pytest
 
 from hybridnn.comm.recorder import Event
 from hybridnn.pipeline.schedules.instructions import Backward, Forward, ReceiveActivations, Update
-from reference.command_line import Run, error_line
+from reference.command_line import Run, error_line, facts_of, output_of
 from reference.traces import communication, compute, phase, trace_document, two_stages
 
 
@@ -28,11 +28,8 @@ def write(lists: list[list[Event]], widths: list[tuple[int, int]] | None = None,
     (Path("done") / "trace.json").write_text(json.dumps(content))
 
 
-def facts(run: Run, *arguments: str) -> dict[str, Any]:
-    code, text, err = run("done", *arguments, "--format", "json")
-    assert (code, err) == (0, "")
-    found = json.loads(text)
-    return found
+def facts(run: Run, *arguments: str) -> Any:
+    return facts_of(run, "done", *arguments)
 
 
 NAMES = ("computing", "transfer", "transfer_idle", "imbalance_idle", "other")
@@ -87,8 +84,7 @@ def test_json_holds_the_boxes(run: Run) -> None:
 
 
 def test_text_draws_and_breaks_down(run: Run) -> None:
-    code, text, err = run("done")
-    assert (code, err) == (0, "")
+    text = output_of(run("done"))
     lines = [line.strip() for line in text.splitlines()]
     assert lines[0] == "pipedream, 2 stages, measured in epoch 2, minibatches 1 to 8 of 10"
     assert lines[2].startswith("time in ms")
@@ -244,8 +240,7 @@ def test_text_of_a_long_epoch_fits_a_screen_and_is_whole(run: Run) -> None:
             compute("backward", start + 490, start + 492, Backward(number)),
         ]
     write([passes], [(1, 1)])
-    code, text, err = run("done")
-    assert (code, err) == (0, "")
+    text = output_of(run("done"))
     lines = text.splitlines()
     assert "shown up to" not in text
     bands = [number for number, line in enumerate(lines) if line.startswith("time in ms")]

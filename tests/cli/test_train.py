@@ -25,7 +25,7 @@ from hybridnn.runs.report import draw_learning_curve
 from hybridnn.runs.run_files import read_epochs, run_status
 from hybridnn.training.records import EpochRecord, StepRecord
 from mpi_runner.slowness import deadline
-from reference.command_line import Run, error_line, read_terminal
+from reference.command_line import Run, error_line, output_of, read_terminal
 
 HEADER = RunHeader(
     ranks=4,
@@ -243,9 +243,7 @@ def test_one_rank_trains_and_leaves_a_finished_folder(run_hybridnn, monkeypatch,
     for name in THREAD_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     options = ["--epochs", "2", "--hidden", "16", "--out", "here", "--format", "json"]
-    code, text, err = run_hybridnn("train", *options)
-    assert (code, err) == (0, "")
-    result = json.loads(text)
+    result = json.loads(output_of(run_hybridnn("train", *options)))
     folder = tmp_path / "here"
     assert (result["header"]["sizes"], result["folder"]) == ([64, 16, 10], "here")
     assert (result["header"]["threads_per_rank"], result["header"]["threads_why"]) == (1, "small products")

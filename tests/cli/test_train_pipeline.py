@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hybridnn.pipeline.schedules.methods import METHODS
-from reference.command_line import Run, assert_same_weights, error_line, records_of
+from reference.command_line import Run, assert_same_weights, error_line, output_of, records_of
 
 ON_FOUR = ("train", "--in-process", "4")
 HIDDEN = ["--hidden", "32,32,32,32,32,32,32"]
@@ -25,8 +25,7 @@ def test_the_command_of_the_page_of_pipelines_trains_digits_by_every_method(meth
     (options,) = re.findall(r"^hybridnn train -n 4 (.*) --method 1f1b$", PAGE, re.MULTILINE)
     (deeper,) = re.findall(r"^`(--hidden \S+)`", PAGE, re.MULTILINE)
     command = [*options.split(), *(deeper.split() if method == "interleaved" else []), "--method", method]
-    code, out, err = run_hybridnn(*ON_FOUR, *command, "--epochs", "6", "--out", "run")
-    assert code == 0, err
+    out = output_of(run_hybridnn(*ON_FOUR, *command, "--epochs", "6", "--out", "run"))
     header, *_, last, end = records_of("run")
     assert end["kind"] == "end"
     assert last["validation_accuracy"] > 0.8
@@ -55,8 +54,7 @@ LAYERS_OF = [[(32, 64), (32, 32)], [(32, 32)] * 2, [(32, 32)] * 2, [(32, 32), (1
 
 def test_header_report_and_output_have_the_mean_staleness(run_hybridnn: Run) -> None:
     options = ["--set", "data.rows=60", "--set", "data.test_fraction=0.2", "--batch-size", "8", "--epochs", "1"]
-    code, out, err = run_hybridnn(*ON_FOUR, *DIGITS, *options, "--method", "vanilla", "--out", "run")
-    assert code == 0, err
+    out = output_of(run_hybridnn(*ON_FOUR, *DIGITS, *options, "--method", "vanilla", "--out", "run"))
     header = records_of("run")[0]
     minibatches = -(-header["train_samples"] // 8)
     of_stages = [sum(min(t, 3 - k) for t in range(minibatches)) / minibatches for k in range(4)]
@@ -89,8 +87,7 @@ def test_a_full_pipeline_stops_at_a_signal_after_its_drain_and_resumes_as_withou
     assert "stopped by SIGUSR1 after step 4; wrote run/checkpoints/step-00000004" in err
     changed = run_hybridnn(*ON_FOUR, "--resume", "run", "--set", "training.drain_every=1")
     assert "training.drain_every" in error_line(changed)
-    code, out, _ = run_hybridnn(*ON_FOUR, "--resume", "run")
-    assert code == 0
+    out = output_of(run_hybridnn(*ON_FOUR, "--resume", "run"))
     assert "10, the last 6 in" in out
     assert_same_weights("run", "whole")
     assert [record["epoch"] for record in records_of("run", "epoch")] == [1, 2, 3, 4, 5]
@@ -99,8 +96,7 @@ def test_a_full_pipeline_stops_at_a_signal_after_its_drain_and_resumes_as_withou
 
 def test_stages_of_different_widths_train_and_written_settings_repeat_the_run(run_hybridnn: Run) -> None:
     stages = ["--set", "parallel.stages=[{batch=2}, {model=2}]"]
-    code, out, err = run_hybridnn(*ON_FOUR, *HIDDEN, "--epochs", "2", *stages, "--method", "gpipe", "--out", "run")
-    assert code == 0, err
+    out = output_of(run_hybridnn(*ON_FOUR, *HIDDEN, "--epochs", "2", *stages, "--method", "gpipe", "--out", "run"))
     assert "2 x 1 + 1 x 2 (batch x model of each stage)" in out
     assert run_hybridnn(*ON_FOUR, "run/config.toml", "--out", "again")[0] == 0
     assert_same_weights("again", "run")

@@ -13,7 +13,7 @@ from sklearn import metrics
 
 from hybridnn.data import load_dataset, load_file, split
 from hybridnn.runs.inference import ClassReport
-from reference.command_line import Run, error_line, records_of
+from reference.command_line import Run, error_line, output_of, records_of
 from reference.trained_runs import regression_file, train, weights_of, write_checkpoint
 
 STEPS = 30
@@ -40,8 +40,7 @@ def evaluate(run: Run) -> Run:
 
 def test_text_and_json_have_the_figures_of_the_last_epoch(evaluate: Run) -> None:
     last = records_of("run", "epoch")[-1]
-    code, text, err = evaluate()
-    assert (code, err) == (0, "")
+    text = output_of(evaluate())
     assert [[words[0], words[1].strip()] for line in text.splitlines()[:5] if (words := line.split(maxsplit=1))] == [
         ["weights", f"run/weights.npz, step {STEPS}"],
         ["data", "digits, the test part"],
@@ -80,9 +79,7 @@ def test_file_part_targets_and_checkpoint_are_taken(run_hybridnn: Run, tmp_path:
     train(Path("run"), data=data, model={"hidden": [4]}, training={"epochs": 2, "batch_size": 16})
     write_checkpoint(tmp_path / "run", 1, weights_of(tmp_path / "run"))
     arguments = ["--data", "other.csv", "--targets", "z", "--checkpoint", "step-00000001", "--format", "json"]
-    code, text, err = run_hybridnn("evaluate", "run", *arguments)
-    assert (code, err) == (0, "")
-    found = json.loads(text)
+    found = json.loads(output_of(run_hybridnn("evaluate", "run", *arguments)))
     assert (found["data"], found["part"], found["samples"], found["accuracy"]) == ("other.csv", "all", 20, None)
     assert found["weights"] == {"path": "run/checkpoints/step-00000001", "step": 1, "damaged": []}
     assert "R²" in run_hybridnn("evaluate", "run", "--part", "train")[1]
@@ -148,8 +145,7 @@ def test_the_report_of_a_regression_is_in_the_units_of_the_targets(run_hybridnn:
     assert run_hybridnn("predict", "run", "x.npz", "--out", "found.npz")[0] == 0
     with np.load("found.npz") as file:
         predicted = file["predictions"]
-    code, text, err = run_hybridnn("evaluate", "run", "--data", "mine.csv", "--part", "train", "--format", "json")
-    assert (code, err) == (0, "")
+    text = output_of(run_hybridnn("evaluate", "run", "--data", "mine.csv", "--part", "train", "--format", "json"))
     part, _ = split(load_file("mine.csv", ("price", "noise")).train, 0.2, seed=0)
     own_y = np.empty((part.samples, 2))
     part.take(np.arange(part.samples), None, own_y)
@@ -219,8 +215,6 @@ def test_file_that_is_there_is_replaced_only_with_force(run: Run, command: tuple
         ("evaluate run --data digit", "digits"),
         ("evaluate run --data absent.csv", "absent.csv: cannot be read: No such file or directory"),
         ("evaluate run --data wide.csv", "data.targets = []: "),
-        ("evaluate run --data synthetic", "synthetic is for regression; run was trained for classification"),
-        ("evaluate run --data other.npz", "other.npz: y_train is float64"),
         ("evaluate run --checkpoint step-00000001", "--checkpoint = 'step-00000001': "),
         ("evaluate run --model 2", "the process grid model 2 does not fit 1 rank"),
         ("evaluate run --part some", "--part"),
@@ -230,7 +224,6 @@ def test_file_that_is_there_is_replaced_only_with_force(run: Run, command: tuple
             "predict run run/config.toml",
             "'run/config.toml': the name of the file must end in .npz, .csv, .tsv, .txt or .parquet",
         ),
-        ("predict run wide.csv", "Error: wide.csv: samples of 3 features; the network takes 64"),
         ("predict run x.npz --out p.txt", "Error: --out = 'p.txt': "),
         ("predict run x.npz --out no/p.csv", "Error: --out = 'no/p.csv': "),
         ("predict run x.npz --model 2", "model 2"),

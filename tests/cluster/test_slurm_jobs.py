@@ -132,7 +132,6 @@ def odd_nodes(cluster: Cluster, mpich: Mpich) -> Iterator[str]:
 
     Node2 has another NumPy and one core, node3 a broken package, and node4 another MPI library.
     """
-    assert cluster.nodes is not None
     folder = "run/node/odd"
     files = {
         "node2": {

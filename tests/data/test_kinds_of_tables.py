@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from hybridnn.data import ArrayRows, Dataset, TableOptions, load_file
+from hybridnn.data import Dataset, TableOptions, load_file
 from hybridnn.errors import DataError, HybridnnError
 from hybridnn.runs.inference import load_samples
 from reference.own_tables import rows, table
@@ -19,16 +19,12 @@ ONE_HOT = TableOptions(categories="one-hot")
 
 
 def x_of(data: Dataset) -> NDArray[Any]:
-    assert isinstance(data.train, ArrayRows)
     return data.train.x
 
 
 def classes_of(data: Dataset) -> tuple[str, ...]:
-    assert data.encoding is not None
     return data.encoding.classes
 
-
-# -- what is read ------------------------------------------------------------------------------------------------------
 
 READ: dict[str, tuple[str | bytes, dict[str, Any], list[float]]] = {
     "decimal commas": (rows("a;y", "1,5;p", "2,25;q"), {"decimal": ","}, [1.5, 2.25]),
@@ -120,7 +116,6 @@ def test_labels_keep_their_text(tmp_path: Path) -> None:
     )
     codes = table(tmp_path, rows("zip,y", "01234,p", "99,q"))
     data = load_file(codes, "y", options=TableOptions(text_columns="zip", categories="one-hot"))
-    assert data.encoding is not None
     assert data.encoding.categories == {"zip": ("99", "01234")}
 
 
@@ -140,10 +135,7 @@ def test_words_for_missing_values_are_extended(tmp_path: Path) -> None:
 
 
 def test_a_number_that_stands_for_a_missing_value_does_so_in_every_row(tmp_path: Path) -> None:
-    for text, words in (
-        (rows("hp,y", "60,p", "-999,q"), "-999"),
-        (rows("hp,y", "60,p", "?,q", "-999,p"), "-999,?"),
-    ):
+    for text, words in ((rows("hp,y", "60,p", "-999,q"), "-999"), (rows("hp,y", "60,p", "?,q", "-999,p"), "-999,?")):
         options = TableOptions(csv={"na_values": words}, missing="mean")
         data = load_file(table(tmp_path, text), "y", options=options)
         assert set(x_of(data)[:, 0]) == {60}
@@ -154,7 +146,6 @@ def test_a_number_that_stands_for_a_missing_value_does_so_in_every_row(tmp_path:
 def test_what_a_column_holds_is_not_decided_anew(tmp_path: Path) -> None:
     path = table(tmp_path, rows("day,is,code,y", "2020-01-01,True,1.0,p", "2020-01-02,False,beta,q"))
     encoding = load_file(path, "y", options=ONE_HOT).encoding
-    assert encoding is not None
     assert encoding.categories == {"code": ("1.0", "beta")}
     assert load_samples(path, 4, ["y"], encoding=encoding).x[0].tolist() == [18262, 1, 1, 0]
     for cells, what in (("2020,True,beta", "date"), ("2020-01-01,7,beta", "truth value")):
@@ -243,8 +234,6 @@ def test_unknown_categories_are_refused(tmp_path: Path) -> None:
         load_samples(new, 3, encoding=encoding)
 
 
-# -- predictions -------------------------------------------------------------------------------------------------------
-
 CELLS = {
     "number": st.sampled_from(["1", "2.5", "-3", "1e2", ""]),
     "comma": st.sampled_from(["1,5", "2", "-3,25", ""]),
@@ -272,7 +261,6 @@ def test_a_row_is_encoded_alone_as_among_all_others(
         encoding = load_file(path, "y", options=options).encoding
     except HybridnnError:
         return
-    assert encoding is not None
     together = load_samples(path, encoding.features, ["y"], encoding=encoding).x
     for number, line in enumerate(lines):
         one = table(folder, "\n".join([head, ";".join(line)]) + "\n", "one.csv")
@@ -290,14 +278,12 @@ def test_kept_columns_come_before_the_predictions(tmp_path: Path) -> None:
     one = load_samples(table(tmp_path, "id,a\nc77,1\n", "one.csv"), 1, encoding=dropped)
     assert one.kept(None) == {"id": ["c77"]}
     number = load_file(table(tmp_path, rows("id,a,y", "7#,1,p", "7#,2,q", times=5), "numbers.csv"), "y").encoding
-    assert number is not None
     assert (number.columns, number.key) == (("id", "a"), "id")
     tweets = load_file(table(tmp_path, rows("tweet,a,y", f"{10**16}#,1,p", f"{10**16}#,2,q"), "t.csv"), "y").encoding
     assert load_samples(tmp_path / "t.csv", 2, encoding=tweets).kept(None)["tweet"][:2] == [
         f"{10**16}{n}" for n in (0, 1)
     ]
     area = load_file(table(tmp_path, rows("area,a,y", "9,1,p", "8,2,q", times=5), "areas.csv"), "y").encoding
-    assert area is not None
     assert area.key == ""
     assert samples.kept(["city", "y"]) == {"city": ["Rome", "Oslo"] * 10, "y": ["p", "q"] * 10}
     with pytest.raises(DataError, match="no column 'key', which --keep names; it has id, a, city, y"):

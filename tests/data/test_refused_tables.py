@@ -189,9 +189,6 @@ def test_unknown_keys_of_pandas_are_refused_with_the_known_ones() -> None:
     assert options.csv == {"names": ["id", "since"], "na_values": ["-999"]}
 
 
-# -- arrays and columns ------------------------------------------------------------------------------------------------
-
-
 AllOf = Callable[..., tuple[NDArray[Any], NDArray[Any]]]
 X = np.arange(12.0).reshape(4, 3)
 LABELS = np.array([2, 0, 1, 2])
@@ -298,7 +295,7 @@ def test_target_columns_of_samples_are_skipped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("content", "message"),
     [
         ("5,2\n3,4\n", "the first line seems to hold data .5, 2.; set data.csv.header"),
         ("", "no line of data"),
@@ -306,19 +303,7 @@ def test_target_columns_of_samples_are_skipped(tmp_path: Path) -> None:
         ("a,b,c\n1,2,3\n", "samples of 3 features; the network takes 2"),
         ("a,y\n1,2\n", "samples of 1 features; the network takes 2"),
         ("y\n1\n", r"shape \(1, 0\): at least one sample and one feature"),
-        ("a,b\n1,\x00\n", "samples.csv"),
-    ],
-)
-def test_samples_in_a_wrong_csv(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "samples.csv"
-    path.write_text(text)
-    with pytest.raises(DataError, match=message):
-        load_samples(path, 2, ["y"])
-
-
-@pytest.mark.parametrize(
-    ("arrays", "message"),
-    [
+        ("a,b\n1,\x00\n", "has the character NUL"),
         ({"a": SAMPLES, "b": SAMPLES}, "which array holds the samples.*found a, b"),
         ({}, "found nothing"),
         ({"x": np.ones((3, 4))}, "samples of 4 features; the network takes 2"),
@@ -327,8 +312,7 @@ def test_samples_in_a_wrong_csv(tmp_path: Path, text: str, message: str) -> None
         ({"x": np.array([[1, np.inf]])}, "x is inf in row 0, column 1"),
     ],
 )
-def test_samples_in_a_wrong_npz(tmp_path: Path, arrays: dict[str, Any], message: str) -> None:
-    path = tmp_path / "samples.npz"
-    np.savez(path, **arrays)
-    with pytest.raises(DataError, match=rf"samples\.npz: .*{message}"):
-        load_samples(path, 2)
+def test_samples_in_a_wrong_file(tmp_path: Path, content: str | dict[str, Any], message: str) -> None:
+    path = text(tmp_path, content) if isinstance(content, str) else npz(tmp_path, **content)
+    with pytest.raises(DataError, match=rf"mine\.{path.suffix[1:]}.*{message}"):
+        load_samples(path, 2, ["y"] if isinstance(content, str) else [])

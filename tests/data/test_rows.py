@@ -177,9 +177,6 @@ def test_labels_and_classes_that_do_not_fit() -> None:
         as_rows(X, X[:, 0], "classification")
 
 
-# -- generated samples -------------------------------------------------------------------------------------------------
-
-
 REGRESSION = SyntheticSpec(test_samples=40, inputs=5, outputs=3)
 CLASSES = SyntheticSpec("classification", test_samples=40, inputs=5, outputs=4)
 both_tasks = pytest.mark.parametrize("spec", [REGRESSION, CLASSES], ids=["regression", "classification"])
@@ -187,7 +184,6 @@ both_tasks = pytest.mark.parametrize("spec", [REGRESSION, CLASSES], ids=["regres
 
 def test_default_size() -> None:
     dataset = load_dataset("synthetic")
-    assert dataset.test is not None
     assert (dataset.task, dataset.train.samples, dataset.test.samples) == ("regression", 10_000, 2_000)
     assert (dataset.features, dataset.outputs, dataset.train.targets_shape) == (16, 2, (2,))
     assert load_dataset("synthetic", synthetic=SyntheticSpec(test_samples=0)).test is None
@@ -206,7 +202,6 @@ def test_a_sample_does_not_depend_on_its_neighbours(spec: SyntheticSpec, indices
 def test_parts_of_the_whole(spec: SyntheticSpec, all_of: AllOf) -> None:
     whole = all_of(SyntheticRows(spec, 0, 340))
     dataset = load_dataset("synthetic", rows=300, synthetic=spec)
-    assert dataset.test is not None
     for part, where in ((dataset.train, slice(300)), (dataset.test, slice(300, 340))):
         for got, expected in zip(all_of(part), whole, strict=True):
             np.testing.assert_array_equal(got, expected[where])
@@ -281,9 +276,6 @@ def test_values_that_are_not_allowed(options: dict[str, Any], message: str) -> N
         SyntheticSpec(**options)
 
 
-# -- split and standardization -----------------------------------------------------------------------------------------
-
-
 RANDOM = np.random.default_rng(1)
 NUMBERS = RANDOM.normal(5, [1, 10, 100], (1000, 3))
 Y = RANDOM.normal(-2, [0.1, 7], (1000, 2))
@@ -334,7 +326,6 @@ def test_statistics_are_those_of_numpy(block: int) -> None:
         (standardizer.y_mean, Y.mean(axis=0)),
         (standardizer.y_scale, Y.std(axis=0)),
     ):
-        assert got is not None
         np.testing.assert_allclose(got, expected, rtol=1e-12)
 
 

@@ -19,8 +19,7 @@ STAGES = 4
 
 def data_of(page: str) -> dict[str, Any]:
     found = re.search(r'<script id="schedule" type="application/json">(.*?)</script>', page, re.DOTALL)
-    content = json.loads(found[1])
-    return content
+    return json.loads(found[1])
 
 
 def held(items: Iterable[Stored], time: float) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable
 from io import BytesIO
 from itertools import combinations
 from pathlib import Path
@@ -362,67 +361,26 @@ def test_messages_are_drawn_in_every_format() -> None:
     assert picture_bytes(made.drawn(messages=True), "pdf").startswith(b"%PDF")
 
 
-STAGES, MINIBATCHES = 4, 7
-
-Rule = Callable[[int, int], int]
-"""Version by stage k and minibatch t, both from 0."""
-
-
-def stale(k: int, t: int) -> int:
-    return max(0, t - (STAGES - 1 - k))
-
-
-def current(k: int, t: int) -> int:
-    return t
-
-
-READS: dict[str, tuple[Rule, Rule]] = {
-    "ddg": (stale, stale),
-    "fr": (stale, current),
-    "pipedream": (stale, stale),
-    "vanilla": (stale, current),
-    "spectrain": (stale, current),
-}
-"""Versions of the forward and of the backward pass: Kang 2019, Table 2, and Chen et al. 2018, section 3."""
-
-
-def shown(made: ScheduleTimeline) -> list[tuple[int, str, int, str]]:
-    """Stage, kind, minibatch and version of every box of a picture that shows it."""
-    found = []
+@pytest.mark.parametrize(
+    "method", [name for name, method in METHODS.items() if not (method.exact or method.cuts_minibatches)]
+)
+def test_boxes_show_the_versions_that_their_passes_read(method: str) -> None:
+    made, found = schedule(method, stages=4, minibatches=9), []
     for box in svg_boxes(made._repr_svg_()):
-        kind, minibatch, stage = re.match(r"(\w+) of minibatch (\d+), stage (\d+)", box.tooltip).groups()  # type: ignore[union-attr]
-        if len(box.texts) == 2:
-            assert box.texts[0] == minibatch
-            found.append((int(stage), kind, int(minibatch) - 1, box.texts[1]))
-    return found
+        name, minibatch, stage = re.match(r"(\w+) of minibatch (\d+), stage (\d+)", box.tooltip).groups()  # type: ignore[union-attr]
+        assert box.texts[0] == minibatch
+        found.append((int(stage), name, int(minibatch) - 1, *box.texts[1:]))
+    assert found == [
+        (stage, item.instruction.name, item.instruction.minibatch, f"v{item.read.version}" + signed(item.read.ahead))
+        for stage, items in enumerate(made.timeline.stages)
+        for item in items
+        if item.read is not None and item.end > item.start
+    ]
 
 
-@pytest.mark.parametrize("method", READS)
-def test_boxes_show_the_versions_that_the_papers_define(method: str) -> None:
-    boxes = shown(schedule(method, stages=STAGES, minibatches=MINIBATCHES))
-    forward, backward = READS[method]
-    for kind, rule in (("forward", forward), ("backward", backward)):
-        found = {(k, t): text.split("+")[0] for k, name, t, text in boxes if name == kind}
-        assert found == {(k, t): f"v{rule(k, t)}" for k in range(STAGES) for t in range(MINIBATCHES)}
-
-
-def test_predictions_are_those_of_spectrain_in_a_full_pipeline() -> None:
-    """Equations 5 and 6 of Chen et al. 2018: k//2 + K-k-1 updates ahead of the forward pass, k//2 of the backward."""
-    boxes = shown(schedule("spectrain", stages=STAGES, minibatches=20))
-    full = [box for box in boxes if STAGES <= box[2] < 20 - STAGES]
-    assert full
-    for k, kind, t, text in full:
-        ahead = k // 2 + (STAGES - k - 1 if kind == "forward" else 0)
-        version = stale(k, t) if kind == "forward" else t
-        assert text == (f"v{version}+{ahead}" if ahead else f"v{version}"), (k, kind, t)
-
-
-def test_estimates_of_pipemare_go_back_to_the_forward_pass() -> None:
-    made = schedule("pipemare", stages=STAGES, minibatches=9)
-    for k, kind, t, text in shown(made):
-        back = t - stale(k, t)
-        assert text == (f"v{stale(k, t)}" if kind == "forward" else f"v{t}" + f"-{back}" * (back > 0)), (k, kind, t)
-    assert made.drawing.versions.endswith("; v2-1: estimated 1 update back")
+def signed(updates: int) -> str:
+    """``+2``, ``-1``, or nothing for 0."""
+    return f"{updates:+d}" if updates else ""
 
 
 def test_exact_methods_show_no_versions() -> None:
@@ -435,6 +393,7 @@ def test_exact_methods_show_no_versions() -> None:
 def test_versions_need_room_and_are_drawn_as_png_too() -> None:
     drawing = schedule("spectrain", stages=4).drawing
     assert drawing.versions == "v2: weights after 2 updates; v2+1: predicted 1 update ahead"
+    assert schedule("pipemare", stages=4).drawing.versions.endswith("; v2-1: estimated 1 update back")
     pictures = [ElementTree.fromstring(svg_text(schedule(name).drawing)) for name in ("1f1b", "fr")]
     assert float(pictures[1].attrib["height"]) == float(pictures[0].attrib["height"]) + 4 * 11.0
     assert picture_bytes(drawing, "png").startswith(b"\x89PNG")

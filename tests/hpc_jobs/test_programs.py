@@ -1,6 +1,5 @@
 """Programs of the batch scripts: run_step, and the searches for a launcher and for a failed node."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import pytest
 
 from hybridnn.batch_jobs import NOTICE_SECONDS, find_lost_node
 from hybridnn.utils.processes import ChildResult
+from mpi_runner.launch import JobResult, run_job
 from mpi_runner.slowness import deadline, wait_until
 
 pytestmark = pytest.mark.timeout(600)
@@ -79,20 +79,12 @@ def test_the_package_prints_the_folder_of_the_batch_scripts(tmp_path: Path) -> N
     assert {path.name for path in folder.iterdir()} >= {"train.sbatch", "machines"}
 
 
-def _run(tmp_path: Path, works: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def _run(tmp_path: Path, works: str, *arguments: str, **variables: str) -> JobResult:
     srun = tmp_path / "srun"
     srun.write_text(FAKE_SRUN.replace("{works}", works))
     srun.chmod(0o755)
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("SLURM_")}
-    return subprocess.run(
-        [sys.executable, "-m", "hybridnn.batch_jobs", "launcher", *arguments],
-        env=environment | {"PATH": str(tmp_path)} | variables,  # no other launcher
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=deadline(60),
-        check=False,
-    )
+    command = [sys.executable, "-m", "hybridnn.batch_jobs", "launcher", *arguments]
+    return run_job(command, env={"PATH": str(tmp_path)} | variables, cwd=tmp_path)  # no other launcher
 
 
 def test_launcher_is_printed_to_stdout_and_failures_to_stderr(tmp_path: Path) -> None:

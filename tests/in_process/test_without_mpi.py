@@ -1,7 +1,6 @@
 """Commands and scripts without mpi4py; communicators of other ranks are refused."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,7 @@ from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.errors import GridError, SettingError
 from hybridnn.in_process import run_ranks
 from hybridnn.training.device import resolve_device
-from mpi_runner.launch import job_environment
-from mpi_runner.slowness import deadline
+from mpi_runner.launch import run_job
 
 EXAMPLE = """
 x = np.random.default_rng(0).normal(size=(120, 5))
@@ -72,18 +70,9 @@ def without_mpi(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("without-mpi")
     machine = Path(__file__).parents[2] / "hpc_jobs" / "machines"
     (folder / "machine.toml").write_bytes(next(machine.glob("*.toml")).read_bytes())
-    result = subprocess.run(
-        [sys.executable, "-c", WITHOUT_MPI],
-        env=job_environment(),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=deadline(120),
-        check=False,
-    )
+    result = run_job([sys.executable, "-c", WITHOUT_MPI], timeout=120, cwd=folder)
     assert result.returncode == 0, result.stderr
-    found: dict[str, Any] = json.loads(result.stdout)
-    return found
+    return json.loads(result.stdout)
 
 
 def test_commands_work_without_mpi4py(without_mpi: dict[str, Any]) -> None:

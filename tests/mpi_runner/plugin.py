@@ -147,8 +147,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture
 def mpi_ranks(request: pytest.FixtureRequest) -> int:
     """Return the number of ranks of this test."""
-    ranks: int = request.param
-    return ranks
+    return request.param
 
 
 @pytest.fixture

@@ -26,6 +26,18 @@ def read_terminal(descriptor: int) -> str:
     return b"".join(chunks).decode()
 
 
+def output_of(result: tuple[int, str, str]) -> str:
+    """The output of a command that ended well, without a warning."""
+    code, out, err = result
+    assert (code, err) == (0, "")
+    return out
+
+
+def facts_of(run: Run, *arguments: str) -> Any:
+    """The output in JSON of a command that ended well."""
+    return json.loads(output_of(run(*arguments, "--format", "json")))
+
+
 def error_line(result: tuple[int, str, str]) -> str:
     """The only line that a command with wrong input prints, with exit code 2."""
     code, out, err = result

@@ -80,8 +80,7 @@ def quiet_kernel(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 def executed(text: str) -> str:
     """A notebook with new outputs."""
-    written: str = outputs.run_notebook(text, limit=deadline(120))
-    return written
+    return outputs.run_notebook(text, limit=deadline(120))
 
 
 def with_cells(text: str, *sources: str) -> str:

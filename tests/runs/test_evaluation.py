@@ -41,11 +41,8 @@ def test_figures_are_those_of_the_last_epoch(tmp_path, monkeypatch, data) -> Non
     training = {"epochs": 2, "batch_size": 64, "dtype": "float64", "clip_norm": 1e-3}
     last = train(tmp_path / "run", data=data, model={"hidden": [12]}, training=training)
     found = evaluated(tmp_path / "run").metrics
-    assert (found.loss, found.accuracy, found.r2) == (
-        last.validation_loss,
-        last.validation_accuracy,
-        last.validation_r2,
-    )
+    expected = last.validation_loss, last.validation_accuracy, last.validation_r2
+    assert (found.loss, found.accuracy, found.r2) == expected
 
 
 def test_split_seed_holds_the_test_samples_while_the_seed_of_the_training_varies(tmp_path: Path) -> None:
@@ -109,9 +106,7 @@ def test_accuracy_of_other_labels(digits: Path, tmp_path: Path) -> None:
     data.take(np.arange(30), x, y)
     y[::2] = (y[::2] + 1) % 9
     np.savez(tmp_path / "other.npz", x_train=x, y_train=y)
-    with np.load(digits / "standardization.npz") as file:
-        inputs = (x - file["x_mean"]) / file["x_scale"]
-    outputs, _ = net.forward(net.Network((64, 12, 10)), weights_of(digits), inputs)
+    outputs = outputs_of(digits, net.Network((64, 12, 10)), x)
     found = evaluated(digits, tmp_path / "other.npz").metrics
     assert found.accuracy == net.accuracy(outputs, y)
     assert found.loss == pytest.approx(net.loss(net.Network((64, 12, 10), loss="cross_entropy"), outputs, y), rel=1e-12)
@@ -331,8 +326,7 @@ def test_predictions_keep_their_order_on_every_grid(comm: MPI.Intracomm, tmp_pat
     if comm.rank == 0:
         np.savez(run / "x.npz", x)
     with np.load(run / "standardization.npz") as file:
-        outputs, _ = net.forward(NETWORK, weights_of(run), (x - file["x_mean"]) / file["x_scale"])
-        expected = outputs * file["y_scale"] + file["y_mean"]
+        expected = outputs_of(run, NETWORK, x) * file["y_scale"] + file["y_mean"]
     for shape in GRIDS[comm.size]:
         grid = make_grid(comm, shape)
         found = predict_file(open_run(run, None, grid.world), grid, run / "x.npz")

@@ -125,13 +125,7 @@ class Cluster:
         """Run a command in the environment from which jobs are submitted."""
         entered = command if self.nodes is None else self.nodes.enter([str(SCRIPT), "on-nodes", *command], None, folder)
         return subprocess.run(
-            entered,
-            cwd=folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=deadline(seconds),
-            check=False,
+            entered, cwd=folder, env=self.environment, capture_output=True, text=True, timeout=deadline(seconds)
         )
 
     def submit(self, script: Path, *arguments: str, options: Sequence[str] = ()) -> Job:

@@ -1,6 +1,5 @@
 """Fixtures of the tests on a real Slurm, which is started on this machine: ``make test-slurm``, ``pytest -m slurm``."""
 
-import os
 import shlex
 import subprocess
 import sys
@@ -61,11 +60,4 @@ def launcher(_cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> str
 
 
 def _slurm(action: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [SCRIPT, action],
-        capture_output=True,
-        text=True,
-        timeout=deadline(SECONDS_TO_INSTALL),
-        check=False,
-        env=os.environ,
-    )
+    return subprocess.run([SCRIPT, action], capture_output=True, text=True, timeout=deadline(SECONDS_TO_INSTALL))

@@ -127,11 +127,7 @@ ALL = [(layout, number) for layout in MEASURED for number in (1, 2, 3)]
             r"1 round cannot show a difference\. The next, .*",
         ),
         ({ONE: [4.0], BATCH: [1.0], MODEL: [3.0]}, [], FEW.format("1 round") + "1 s per epoch on average."),
-        (
-            {BATCH: [1.0, 1.0], MODEL: [3.0, 3.0]},
-            [],
-            FEW.format("2 rounds") + "1 s per epoch on average.",
-        ),
+        ({BATCH: [1.0, 1.0], MODEL: [3.0, 3.0]}, [], FEW.format("2 rounds") + "1 s per epoch on average."),
         (
             {BATCH: [1.0] * 5, MODEL: [None, None, None, 3.0, 3.0]},
             [],

@@ -130,14 +130,6 @@ def test_interval_is_that_of_student_and_the_drift_of_the_rounds_cancels() -> No
     assert (found.low or 0) > 1.15
 
 
-def test_a_tenth_is_found_among_eight_comparisons() -> None:
-    generator = np.random.default_rng(3)
-    for sign, conclusion in ((1, "higher"), (-1, "lower")):
-        logs = sign * np.log(1.1) + generator.normal(0, DEVIATION, (STUDIES, 5))
-        found = [judge(times(np.exp(row)), times(np.ones(5)), comparisons=8).conclusion for row in logs]
-        assert np.mean([one == conclusion for one in found]) >= 0.8
-
-
 def test_without_pairs_the_interval_is_that_of_welch() -> None:
     """Of two folders that ran at different times, rounds of one number have nothing in common."""
     generator = np.random.default_rng(6)

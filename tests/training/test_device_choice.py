@@ -134,9 +134,6 @@ def test_open_mpi_says_whether_it_supports_cuda() -> None:
     assert cuda_support("libno-such-mpi.so") is None
 
 
-# -- device of a training ----------------------------------------------------------------------------------------------
-
-
 def test_without_a_gpu_the_cpu_trains_and_says_why() -> None:
     def load() -> Any:
         raise EnvironmentProblem("a GPU was asked for: there is none here; ask for one")
@@ -166,7 +163,6 @@ def test_a_gpu_is_taken_with_the_requested_precision(name: str) -> None:
     for options in (DeviceOptions(name), DeviceOptions(name, graphs=True)):
         replayed = resolve_device(options, grid, cupy_with_a_gpu, make)
         assert replayed.why.endswith("steps replayed as CUDA graphs if samples are in GPU memory")
-        assert replayed.capture is not None
         assert replayed.capture.required == (options.graphs is True)
 
 

@@ -73,7 +73,6 @@ def test_a_history_fits_a_line() -> None:
 def test_a_history_is_a_curve_of_its_losses(tmp_path: Path) -> None:
     history = trained().history
     shown = history._repr_svg_()
-    assert shown is not None
     assert shown == history.plot()._repr_svg_()
     texts = {element.text for element in ElementTree.fromstring(shown).iter(f"{SVG}text")}
     assert {"Mean loss", "epoch", "train", "validation"} <= texts

@@ -15,8 +15,7 @@ def train(unpacked: Path, folder: Path, *arguments: str) -> dict[str, Any]:
     program = [sys.executable, "-m", "hybridnn", "train", *arguments, "--format", "json"]
     result = run_mpi(2, program, timeout=280, env={"HYBRIDNN_DATA": str(unpacked)}, cwd=folder)
     assert result.returncode == 0, result.stderr
-    printed: dict[str, Any] = json.loads(result.stdout)
-    return printed
+    return json.loads(result.stdout)
 
 
 def test_airfoil_reaches_an_r2_of_0_90(unpacked: Path, tmp_path: Path) -> None:

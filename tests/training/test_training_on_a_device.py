@@ -192,7 +192,6 @@ def test_training_resumes_from_a_checkpoint(
         first.fit(x, y, epochs=3, callbacks=[Calling(should_stop=should_stop)])
         second = trainer_on(where[1])
         checkpoint, problems = newest_valid(folder, second.grid.world)
-        assert checkpoint is not None
         assert not problems
         second.restore(checkpoint.read_into, checkpoint.manifest.progress)
         assert second.step == 6
@@ -226,7 +225,6 @@ def test_a_checkpoint_copies_each_element_to_the_host_once_and_is_read_without_c
     writer.finish()
     assert sum(comm.allgather(sum(fetched))) == numbers
     checkpoint, _ = newest_valid(mpi_tmp_path, grid.world)
-    assert checkpoint is not None
     fetched.clear()
     trainer.restore(checkpoint.read_into, checkpoint.manifest.progress)
     assert fetched == []
@@ -280,9 +278,6 @@ def test_records_of_a_run_name_its_device(
     run_training(ran.model_copy(update={"device": DeviceOptions("cpu")}), TrainView(quiet=True))
     for name, array in find_weights(tmp_path / "cpu").read().items():
         np.testing.assert_allclose(weights[name], array, rtol=1e-5, atol=1e-6)
-
-
-# -- samples that are kept on the device -------------------------------------------------------------------------------
 
 
 ONE_EPOCH = Case(epochs=1)

@@ -31,13 +31,6 @@ def layout(*stages: tuple[int, int], layers: tuple[int, ...], **others: object) 
     return Layout(stages, layers, overlap=False, **others)
 
 
-def test_a_serial_step_is_three_products_per_layer_and_two_in_the_first() -> None:
-    done = predict(workload(), layout((1, 1), layers=(5,)), make_machine())
-    forward, backward = 24 * sum(WEIGHTS) * NANO, 24 * (2 * sum(WEIGHTS) - WEIGHTS[0]) * NANO
-    assert done.seconds_per_step == pytest.approx(forward + backward)
-    assert done.instructions == pytest.approx({"forward": forward, "backward": backward})
-
-
 def test_an_epoch_includes_its_last_minibatch() -> None:
     short = Workload(MLP(SIZES, "relu"), 250, 24, classification=False)
     done = predict(short, layout((1, 1), layers=(5,)), make_machine())
