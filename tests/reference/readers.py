@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas  # here, or the memory of the first table that is read would have that of its import
 import pytest
 
 from hybridnn.checkpoints.reading import newest_valid
@@ -84,7 +85,6 @@ def npz(folder: Path) -> Path:
 
 
 def parquet(folder: Path) -> Path:
-    pandas = pytest.importorskip("pandas")
     pytest.importorskip("pyarrow")
     pandas.DataFrame({"a": [1.0, 3.0, -5.0, 7.0], "b": [2.5, 40.0, 6.0, 8.0], "y": [0, 1, 1, 0]}).to_parquet(
         folder / "mine.parquet"

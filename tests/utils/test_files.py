@@ -1,4 +1,4 @@
-"""Files, read within limits and written atomically, and texts; `test_hostile_files` has malformed files."""
+"""Files, read within limits and written atomically, and texts; `hostile_files` has malformed files."""
 
 import errno
 import os
