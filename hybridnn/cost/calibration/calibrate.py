@@ -77,7 +77,9 @@ def calibrate(
         hidden, slowdown = measure_overlap(grid.world, OVERLAP_SHARE * seconds)
         factor = next(fit.factor for fit in fits if fit.operation == "iallreduce")
         overlap = Overlap(hidden_fraction=hidden, compute_slowdown=slowdown, nonblocking_factor=factor)
-        compute_share = 1 - COMMUNICATION_SHARE - WHOLE_STEPS_SHARE - OVERLAP_SHARE
+        compute_share = 1 - COMMUNICATION_SHARE - OVERLAP_SHARE
+    if has_steps := grid.node_ranks > 1:  # which correct what is inside a node
+        compute_share -= WHOLE_STEPS_SHARE
     overhead = None
     if grid.nodes > 1:
         report("messages between nodes beside matrix products")
@@ -107,7 +109,7 @@ def calibrate(
         quality=assess_quality(fits, errors, compute, load, busy_ranks),
         about=about | {key: text for key, text in notes.items() if text},
     )
-    if grid.size > 1:
+    if has_steps:
         report("training steps of all ranks")
         steps = measure_whole_steps(grid, WHOLE_STEPS_SHARE * seconds, seed, time_step)
         machine = agree(grid.world, lambda: correct(machine, steps) if grid.rank == 0 else machine, errors=Exception)

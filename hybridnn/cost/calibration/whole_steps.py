@@ -3,7 +3,7 @@
 In loops of their own, passes and messages find in the caches what they need, and the other rank of a message stands
 ready. In a step they follow one another. So steps of random networks are timed in several layouts. The computing in
 them corrects that of the parts; then two corrections are fitted to the whole steps: a rank that waits for a message of
-another stage loses more than one that meets the others in a collective.
+another stage loses more than one that meets the others in a collective. Links between nodes keep what was measured.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ def layouts(ranks: int, layers: int, node_ranks: int) -> Iterator[Layout]:
     batch = Layout(((ranks, 1),), (layers,), overlap=False, merges=True, node_ranks=node_ranks)
     yield batch
     yield replace(batch, stages=((1, ranks),))
-    if node_ranks > 1:
-        yield replace(batch, shared_replicas=True)
+    yield replace(batch, shared_replicas=True)
     if layers >= ranks:
         stages = replace(Layout.uniform(((1, 1),) * ranks, layers), overlap=False, merges=True, node_ranks=node_ranks)
         yield replace(stages, method="gpipe", microbatches=MICROBATCHES)
@@ -72,7 +71,7 @@ def correct(machine: Machine, samples: Sequence[StepSample]) -> Machine:
     """The machine with the costs that its parts have in the measured steps, and a note on what differs.
 
     Computing in float32 while several ranks are busy is corrected by `in_steps`. Then the steps determine factors on
-    alpha and beta of all messages, and of all collectives.
+    alpha and beta of all messages, and of all collectives, inside a node.
     """
     compute = [
         in_steps(entry, samples, machine) if entry.busy_ranks > 1 and entry.dtype == DTYPE else entry
@@ -94,7 +93,7 @@ def correct(machine: Machine, samples: Sequence[StepSample]) -> Machine:
 
 
 def slower(machine: Machine, messages: float, collectives: float) -> Machine:
-    """The machine with alpha and beta of messages and of collectives times these factors."""
+    """The machine with alpha and beta of messages and of collectives inside a node times these factors."""
 
     def costs(known: Costs, factor: float) -> Costs:
         segments = []
@@ -105,7 +104,6 @@ def slower(machine: Machine, messages: float, collectives: float) -> Machine:
 
     changed = {
         "inside_node": costs(machine.inside_node, messages),
-        "between_nodes": machine.between_nodes and costs(machine.between_nodes, messages),
-        "collectives": tuple(costs(known, collectives) for known in machine.collectives),
+        "collectives": tuple(costs(known, 1.0 if known.spans_nodes else collectives) for known in machine.collectives),
     }
     return machine.model_copy(update=changed)

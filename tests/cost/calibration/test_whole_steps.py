@@ -73,6 +73,15 @@ def test_one_busy_rank_keeps_its_costs(comm: MPI.Intracomm) -> None:
     assert found.inside_node.segments[0].alpha_seconds == pytest.approx(1.5 * 5e-6, rel=0.02)
 
 
+def test_links_between_nodes_keep_what_was_measured() -> None:
+    spanning = [{**COLLECTIVES[0], "spans_nodes": spans} for spans in (False, True)]
+    machine = make_machine(alpha=5e-6, nodes=2, collectives=spanning)
+    found = slower(machine, 1.5, 2.0)
+    assert found.between_nodes == machine.between_nodes
+    assert found.inside_node.seconds(0) == pytest.approx(7.5e-6)
+    assert [cost.seconds(0, 2) / machine.collectives[0].seconds(0, 2) for cost in found.collectives] == [2.0, 1.0]
+
+
 @pytest.mark.mpi(ranks=[2])
 def test_steps_of_all_ranks_are_timed(comm: MPI.Intracomm) -> None:
     samples = measure_whole_steps(ProcessGrid(comm), 0.1, 0, TrainingTimer())
