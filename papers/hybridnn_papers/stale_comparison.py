@@ -27,7 +27,8 @@ from hybridnn.errors import SettingError
 from hybridnn.pipeline.checks.simulated_schedule import Durations, schedule_bubble, simulate
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import find_method
-from hybridnn.runs.run_files import RunHeader, RunRecord
+from hybridnn.runs.records import RunHeader
+from hybridnn.runs.run_files import RunRecord
 from hybridnn.study.axes import merge
 from hybridnn.study.judgement import Judgement, Sample, judge
 from hybridnn.study.report import write_csv

@@ -32,8 +32,8 @@ def makers(stages: int) -> dict[str, Callable[[int], Schedule]]:
             least = stages + 1 if method.fills_pipeline else 1
             for microbatches in [least, 2 * stages][: 1 + method.cuts_minibatches]:
                 size = {"stages": stages, "microbatches": microbatches}
-                make = partial(make_schedule, name, **size)
-                found[name + ", more microbatches" * (microbatches > least)] = lambda count, make=make: make(minibatches=count)  # type: ignore[misc]
+                called = name + ", more microbatches" * (microbatches > least)
+                found[called] = lambda count, name=name, size=size: make_schedule(name, minibatches=count, **size)  # type: ignore[misc]
     found["evaluation"] = partial(forward_only, stages)
     found["evaluation with chunks"] = lambda count: forward_only(stages, count, 2)
     return {name: cache(make) for name, make in found.items()}
