@@ -17,6 +17,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from itertools import product
 from math import inf, isfinite
 from pathlib import Path
 from statistics import fmean
@@ -26,6 +27,7 @@ from hybridnn.errors import SettingError
 from hybridnn.pipeline.checks.simulated_schedule import Durations, schedule_bubble, simulate
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.methods import find_method
+from hybridnn.runs.records import RunHeader
 from hybridnn.runs.run_files import RunRecord
 from hybridnn.study.axes import merge
 from hybridnn.study.judgement import Judgement, Sample, judge
@@ -101,6 +103,7 @@ class Comparison:
         base = deepcopy(given["settings"])
         data = {**given["tasks"][task]["data"], "validation_fraction": given[part].get("validation_fraction", 0.0)}
         merge(base, {"data": data, "training": {"epochs": epochs, "drain_every": epochs}})
+        merge(base, {"training": given["tasks"][task].get("training", {})})
         by_name = {training.name: training for training in trainings}
         variants = {name: self._variant(training) for name, training in by_name.items()}
         axes = {"variants": list(variants), "seeds": given[part]["seeds"]}
@@ -139,32 +142,39 @@ class Comparison:
     # -- results -----------------------------------------------------------------------------------------------------
 
     def rows(self, task: str) -> Iterator[Row]:
-        """A row for every training with fresh seeds."""
-        chosen, budgets = self.chosen(task), self._given["result"]["budgets"]
+        """A row for every training with fresh seeds; an exact pair has one for every depth, of the same training."""
         target, depths = self._given["tasks"][task]["target"], self._given["tasks"][task]["depths"]
         purposes: dict[Training, list[str]] = {}
-        for (pair, depth), rates in chosen.items():
-            for at in [depth] if "exact" in self._pairs[pair] else depths:
-                for purpose, rate in rates.items():
-                    purposes.setdefault(self._training(pair, at, rate), []).append(purpose)
+        for (pair, depth), rates in self.chosen(task).items():
+            for purpose, rate in rates.items():
+                purposes.setdefault(self._training(pair, depth, rate), []).append(purpose)
+        exact = {training.pair: training.rate for training in purposes if training.pair == training.base}
+        others = [self._training(pair, depth, rate) for pair, rate in exact.items() for depth in depths[1:]]
+        headers = {
+            (training.pair, training.depth): cells[0].run.header
+            for training, cells in (self._run(f"{task}-layouts", task, others, "layouts") if others else {}).items()
+        }
         for training, cells in self._run(f"{task}-result", task, purposes, "result").items():
-            for cell in cells:
-                header, epochs, steps = cell.run.header, epochs_to(cell.run, target), cell.run.steps_per_epoch
-                idle = schedule_bubble(header.layout, steps * max(budgets))
+            for depth, cell in product(depths if training.pair in exact else [training.depth], cells):
+                header = headers.get((training.pair, depth), cell.run.header)
                 yield {
-                    **{"task": task, "pair": training.pair, "depth": training.depth, "base": training.base},
+                    **{"task": task, "pair": training.pair, "depth": depth, "base": training.base},
                     **{"rate": training.rate, "chosen_for": " ".join(purposes[training]), "seed": cell.values["seed"]},
-                    **{f"metric_{budget}": metric_at(cell.run, budget) for budget in budgets},
-                    **{f"loss_{budget}": loss_at(cell.run, budget) for budget in budgets},
-                    **{
-                        "epochs_to_target": epochs,
-                        "slots_to_target": epochs * steps * work(header.layout) / (1 - idle),
-                    },
-                    **{"delay": header.mean_staleness, "microbatches": header.layout.microbatches},
-                    "idle": idle,
-                    "memory": max(stage.total for stage in header.memory),
-                    "blas": ", ".join(host_values(header, "blas")),
+                    **self._measured(cell.run, header, target),
+                    "blas": ", ".join(host_values(cell.run.header, "blas")),
                 }
+
+    def _measured(self, run: RunRecord, header: RunHeader, target: float) -> Row:
+        """Metrics and losses at the budgets, the way to the target, and what the layout of `header` costs."""
+        budgets, epochs, steps = self._given["result"]["budgets"], epochs_to(run, target), run.steps_per_epoch
+        idle = schedule_bubble(header.layout, steps * max(budgets))
+        return {
+            **{f"metric_{budget}": metric_at(run, budget) for budget in budgets},
+            **{f"loss_{budget}": loss_at(run, budget) for budget in budgets},
+            **{"epochs_to_target": epochs, "slots_to_target": epochs * steps * work(header.layout) / (1 - idle)},
+            **{"delay": header.mean_staleness, "microbatches": header.layout.microbatches, "idle": idle},
+            "memory": max(stage.total for stage in header.memory),
+        }
 
     def verdicts(self, rows: Sequence[Row]) -> list[Row]:
         """Every pair against the exact one of its optimizer and depth: the metric, and the slots to the target."""

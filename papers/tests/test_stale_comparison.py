@@ -21,6 +21,7 @@ jobs = 2
 rates = 3
 factor = 4.0
 margin = 0.01
+layouts = {seeds = [0], epochs = 1}
 choice = {seeds = [9], epochs = 2, validation_fraction = 0.2}
 result = {seeds = [0, 1, 2], budgets = [1, 3]}
 [settings]
@@ -28,7 +29,7 @@ model = {hidden = [12, 12, 12]}
 training = {batch_size = 100}
 parallel = {partition = "uniform"}
 [tasks.digits]
-depths = [2]
+depths = [2, 3]
 target = 0.5
 data = {rows = 300, split_seed = 0}
 [optimizers]
@@ -70,6 +71,16 @@ def test_small_comparison_continues_after_an_interruption(tmp_path: Path, monkey
     assert exact["microbatches"] == cut["microbatches"] == "2"
     assert float(exact["memory"]) < float(cut["memory"])  # 2BW keeps another version
     assert float(exact["idle"]) == pytest.approx(2 / 8)  # 2 (K - 1) / (3 M + 2 (K - 1)) with K = M = 2
+    trained = {
+        (row["depth"], row["seed"]): (row["metric_3"], row["microbatches"], row["memory"])
+        for row in records
+        if row["pair"] == "1f1b-sgd"
+    }
+    assert len(trained) == 6
+    for seed in "012":  # one training at both depths, with the layouts of each
+        (metric, *layout), (other, *deeper) = trained["2", seed], trained["3", seed]
+        assert (metric, layout[0], deeper[0]) == (other, "2", "3")
+        assert float(deeper[1]) < float(layout[1])
     steps, work = 3, 3
     for row in records:
         time = float(row["epochs_to_target"]) * steps * work / (1 - float(row["idle"]))
@@ -77,7 +88,7 @@ def test_small_comparison_continues_after_an_interruption(tmp_path: Path, monkey
     verdicts = rows_of(folder / "verdicts.csv")
     assert {(row["pair"], row["base"]) for row in verdicts} == {("2bw", "1f1b-sgd"), ("mine", "1f1b-sgd")}
     assert {row["measure"] for row in verdicts} == {"metric_1", "metric_3", "slots_to_target"}
-    assert len((folder / "advice.txt").read_text().splitlines()) == len(verdicts) == 6
+    assert len((folder / "advice.txt").read_text().splitlines()) == len(verdicts) == 12
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from math import ceil, gcd
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from hybridnn.pipeline.schedules.instructions import (
@@ -124,13 +125,18 @@ class StageProgram:
 def make_program(make_schedule: Callable[[int], Schedule], stage: int, stages: int, minibatches: int) -> StageProgram:
     """Make a stage's program for a number of minibatches, with a bounded number of instructions.
 
-    `make_schedule` returns the schedule of a number of minibatches. The period of the loop is the number of minibatches
-    in flight at the stage, or in all stages.
+    `make_schedule` returns the schedule of a number of minibatches. The period of the loop is that after which the
+    microbatches in flight at the stage, or in all stages, are at the same buffers again.
     """
-    warm_up = 2 * stages
-    shortest = 2 * warm_up + 2 * stages
-    if minibatches > shortest:
-        for period in (stages - stage, stages):
+    schedule = make_schedule(1)
+    if minibatches == 1:
+        return StageProgram(schedule, stage)
+    depth = ceil(stages / schedule.microbatches)  # minibatches in flight
+    warm_up = 2 * depth
+    for in_flight in (stages - stage, stages):
+        period = in_flight // gcd(in_flight, schedule.microbatches)
+        shortest = 2 * (warm_up + max(depth, period))
+        if minibatches > shortest:
             program = StageProgram(make_schedule(shortest + (minibatches - shortest) % period), stage)
             program.loop = _find_loop(program, warm_up, shortest - warm_up, period)
             if program.loop is not None:

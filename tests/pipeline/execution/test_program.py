@@ -29,10 +29,11 @@ def makers(stages: int) -> dict[str, Callable[[int], Schedule]]:
     found: dict[str, Callable[[int], Schedule]] = {}
     for name, method in METHODS.items():
         if not method.exact:
-            microbatches = stages + 1 if method.fills_pipeline else 1
-            found[name] = lambda count, name=name, microbatches=microbatches: make_schedule(  # type: ignore[misc]
-                name, stages=stages, minibatches=count, microbatches=microbatches
-            )
+            least = stages + 1 if method.fills_pipeline else 1
+            for microbatches in [least, 2 * stages][: 1 + method.cuts_minibatches]:
+                size = {"stages": stages, "microbatches": microbatches}
+                called = name + ", more microbatches" * (microbatches > least)
+                found[called] = lambda count, name=name, size=size: make_schedule(name, minibatches=count, **size)  # type: ignore[misc]
     found["evaluation"] = partial(forward_only, stages)
     found["evaluation with chunks"] = lambda count: forward_only(stages, count, 2)
     return {name: cache(make) for name, make in found.items()}
