@@ -55,31 +55,21 @@ __all__ = [
     "schedule",
 ]
 
-_MODULES = {
-    "MLP": "nn.mlp",
-    "SGD": "nn.optimizers",
-    "Adam": "nn.optimizers",
-    "AdamW": "nn.optimizers",
-    "RMSprop": "nn.optimizers",
-    "SpikeSGD": "nn.delayed_updates",
-    "NAdam": "nn.optimizers",
-    "PipeMareSGD": "nn.delayed_updates",
-    "PipeMareAdam": "nn.delayed_updates",
-    "Constant": "nn.learning_rates",
-    "Cosine": "nn.learning_rates",
-    "Step": "nn.learning_rates",
-    "WarmupLinear": "nn.learning_rates",
-    "Callback": "training.trained_network",
-    "DeviceOptions": "training.config",
-    "EarlyStopping": "training.callbacks",
-    "HybridnnError": "errors",
-    "ProcessGrid": "parallel.grid",
-    "ProgressBar": "training.callbacks",
-    "StalenessDiagnosis": "training.staleness",
-    "TrainConfig": "training.config",
-    "Trainer": "training.trainer",
-    "schedule": "drawing.timelines",
+_PUBLIC = {
+    "drawing.timelines": "schedule",
+    "errors": "HybridnnError",
+    "nn.delayed_updates": "PipeMareAdam PipeMareSGD SpikeSGD",
+    "nn.learning_rates": "Constant Cosine Step WarmupLinear",
+    "nn.mlp": "MLP",
+    "nn.optimizers": "SGD Adam AdamW NAdam RMSprop",
+    "parallel.grid": "ProcessGrid",
+    "training.callbacks": "EarlyStopping ProgressBar",
+    "training.config": "DeviceOptions TrainConfig",
+    "training.staleness": "StalenessDiagnosis",
+    "training.trained_network": "Callback",
+    "training.trainer": "Trainer",
 }
+_MODULES = {name: module for module, names in _PUBLIC.items() for name in names.split()}
 
 
 def _leave() -> None:

@@ -368,7 +368,7 @@ class MLPClassifier(ClassifierMixin, _MLP):  # type: ignore[misc]
         Of ``"sgd"``.
     nesterovs_momentum : bool
     weight_decay : float
-        Factor of the squared norm of weights and biases in the loss, or for ``"adamw"`` of their decay.
+        Factor of weights and biases in the gradient, or, with decoupled decay as of ``"adamw"``, in the update.
     batch_size : int or "auto"
         Samples of a minibatch over all ranks; ``"auto"``: all samples, but at most 200.
     max_iter : int

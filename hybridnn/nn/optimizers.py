@@ -43,6 +43,7 @@ OTHER_NAMES_OF_ADAM = MappingProxyType(
 LearningRate = Annotated[Positive, "Learning rate."]
 Momentum = Annotated[BelowOne, "Factor on the velocity."]
 WeightDecay = Annotated[AtLeastZero, "Factor of the weights that is added to the gradient."]
+DecoupledDecay = Annotated[AtLeastZero, "Factor of the weights, times lr, subtracted from them."]
 Epsilon = Annotated[Positive, "Added to the root of the second moment."]
 Betas = Annotated[tuple[BelowOne, BelowOne], "Decay of the running mean of the gradient and of its square."]
 
@@ -226,7 +227,7 @@ class AdamW(Adam):
 
     name = "adamw"
 
-    weight_decay: Annotated[AtLeastZero, "Factor of the weights, times lr, subtracted from them."] = 0.01
+    weight_decay: DecoupledDecay = 0.01
 
     decoupled = True
 
@@ -281,7 +282,7 @@ class NAdam(Optimizer):
     lr: LearningRate = 0.001
     betas: Betas = (0.99, 0.999)
     eps: Epsilon = 1e-8
-    weight_decay: Annotated[AtLeastZero, "Factor of the weights, times lr, subtracted from them."] = 0.0
+    weight_decay: DecoupledDecay = 0.0
 
     slot_names = ("first", "second")
 
