@@ -127,18 +127,24 @@ def _put(folder: Path, title: str, pages: Path, without: AbstractSet[str]) -> No
     page.write_text(place.sub(lambda _: content, page.read_text(encoding="utf-8"), count=1), encoding="utf-8")
 
 
-def write_verdicts(pages: Path) -> None:
-    """Decide the statements of all studies by their records, and write the verdicts and their numbers in the pages."""
+def write_verdicts(pages: Path) -> list[str]:
+    """Decide the statements of all studies by their records, and write the verdicts and their numbers in the pages.
+
+    Returns a line for every statement, and one for the numbers in a page.
+    """
     from hybridnn.study.report import write_csv
 
     rows = list(verdict_rows(pages))
     if rows:
         (pages / VERDICTS).write_text(write_csv(rows), encoding="utf-8")
+    lines = ["{study}, {form}, {BLAS}: {verdict}: {statement}".format_map(row) for row in rows]
     for page in sorted(pages.glob("*.md")):
         text = page.read_text(encoding="utf-8")
-        if SUMMARY.search(text):
-            new = SUMMARY.sub(lambda found: f"{found[1]}{found[2]}\n{_summary(rows, found[1])}\n\n", text)
-            page.write_text(new, encoding="utf-8")
+        if found := SUMMARY.search(text):
+            summary = _summary(rows, found[1])
+            page.write_text(SUMMARY.sub(rf"\1\2\n{summary}\n\n", text), encoding="utf-8")
+            lines.append(f"{page.name}: {summary}")
+    return list(dict.fromkeys(lines))
 
 
 def verdict_rows(pages: Path) -> Iterator[dict[str, Any]]:
@@ -228,7 +234,7 @@ def main(arguments: Sequence[str], pages: Path = PAGES, hybridnn: Hybridnn = run
     parser.add_argument("--verdicts", action="store_true", help="run nothing, and decide all statements by the records")
     given = parser.parse_args(arguments)
     if given.verdicts:
-        write_verdicts(pages)
+        print(*write_verdicts(pages), sep="\n")
         return 0
     chosen = given.studies or list(ready_studies())
     unknown = [name for name in chosen if name not in ready_studies()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import shutil
 from collections.abc import Sequence
@@ -88,14 +89,22 @@ def test_a_page_keeps_the_pictures_that_it_shows(tmp_path: Path) -> None:
     assert [path.name for path in (pages / STUDY).iterdir()] == ["accuracy.svg"]
 
 
-def test_verdicts_are_those_of_the_records() -> None:
-    """The committed table, and the numbers in the pages, are what `make papers ARGS=--verdicts` writes."""
+def test_verdicts_are_those_of_the_records(capsys: pytest.CaptureFixture[str]) -> None:
+    """The committed table, and the numbers in the pages, are what `make papers ARGS=--verdicts` writes and prints."""
     pages = paper_results.PAGES
     copy = Path("papers")
     shutil.copytree(pages, copy)
     assert paper_results.main(["--verdicts"], copy, Commands()) == 0
     for name in ("verdicts.csv", *(path.name for path in pages.glob("*.md"))):
         assert (copy / name).read_text() == (pages / name).read_text(), name
+    with open(pages / "verdicts.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    stated = {f"{row['study']}, {row['form']}, {row['BLAS']}: {row['verdict']}: {row['statement']}" for row in rows}
+    texts = {page.name: page.read_text(encoding="utf-8") for page in pages.glob("*.md")}
+    numbers = {f"{name}: {line}" for name, text in texts.items() for line in text.splitlines() if "[all comp" in line}
+    printed = capsys.readouterr().out.splitlines()
+    assert len(numbers) == 3
+    assert sorted(printed) == sorted(stated | numbers)
 
 
 def test_numbers_of_verdicts_are_those_of_the_full_form(tmp_path: Path) -> None:
