@@ -25,31 +25,16 @@ Value = Callable[[RunRecord, RunFigures, float | None], float | None]
 
 @dataclass(frozen=True)
 class Measure:
-    """A quantity of a run.
+    """A quantity of a run, with its name in tables and the better direction; empty where there is none.
 
-    Attributes
-    ----------
-    text : str
-        Name in tables and sentences.
-    unit : str
-        Unit; empty for shares, ratios and numbers.
-    kind : {"time", "training", "exact"}
-        How the runs of a point are summarized. Times vary from run to run: their median over all runs. A result of the
-        training depends on the seed: the mean over the seeds, as repeats of one seed are the same training. Exact ones
-        are the same in every run.
-    better : {"higher", "lower", ""}
-        The better direction; empty where there is none.
-    value : callable
-        ``value(run, figures, target)``, None where the run did not record it. Of the measures against a baseline,
-        `None`.
-    needs_target : bool
-        Whether it refers to the study's `target`.
-    description : str
-        What the documentation says.
+    The kind is how the runs of a point are summarized. Times vary from run to run: their median over all runs. A result
+    of the training depends on the seed: the mean over the seeds, as repeats of one seed are the same training. Exact
+    ones are the same in every run. ``value(run, figures, target)`` is None where the run did not record it, and `value`
+    itself is None of the measures against a baseline. `needs_target`: it refers to the study's `target`.
     """
 
     text: str
-    unit: str
+    unit: str  # empty for shares, ratios and numbers
     kind: Kind
     better: Better
     value: Value | None
@@ -191,35 +176,20 @@ MEASURES = {
         "",
         "lower",
         lambda it: it.shares.idle,
-        "Share of a step spent waiting for other stages and at barriers.",
+        "Share of a step spent waiting for stages and barriers.",
     ),
     "seconds_to_target": Measure(
-        "time to target",
-        "s",
-        "time",
-        "lower",
-        _seconds_to_target,
-        "Training time until the test metric is at least `target`.",
-        needs_target=True,
+        "time to target", "s", "time", "lower", _seconds_to_target, "Training time until `target` is reached.", True
     ),
     "epochs_to_target": Measure(
-        "epochs to target",
-        "",
-        "training",
-        "lower",
-        _epochs_to_target,
-        "Epochs until the test metric is at least `target`.",
-        needs_target=True,
+        "epochs to target", "", "training", "lower", _epochs_to_target, "Epochs until `target` is reached.", True
     ),
     "best_metric": _training("best metric", "higher", _best_metric, "Highest test accuracy or R² of all evaluations."),
     "last_metric": _training(
         "last metric", "higher", lambda run: _last(_test_metrics(run)), "Test accuracy or R² after the last epoch."
     ),
     "late_metric_sd": _training(
-        "late metric sd",
-        "lower",
-        _late_metric_sd,
-        "Standard deviation of the test metric over the last fifth of the evaluations.",
+        "late metric sd", "lower", _late_metric_sd, "Standard deviation of the metric over the last fifth of the run."
     ),
     "least_train_loss": _training(
         "least training loss", "lower", lambda run: _least(_train_losses(run)), "Least mean loss of an epoch."
@@ -245,16 +215,10 @@ MEASURES = {
         "training",
         "higher",
         _converged,
-        "Share of the seeds that did not diverge, and whose last evaluation reached `target`.",
+        "Share of the seeds that end at `target`, without divergence.",
     ),
     "reached": Measure(
-        "reached the target",
-        "",
-        "training",
-        "higher",
-        _reached,
-        "Share of the seeds of which any evaluation did.",
-        needs_target=True,
+        "reached the target", "", "training", "higher", _reached, "Share of the seeds that were ever at `target`.", True
     ),
     "bytes_per_step": _exact(
         "bytes per step",
