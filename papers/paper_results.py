@@ -2,14 +2,13 @@
 
 ``make papers`` runs the reduced form of all of them, ``make papers ARGS=laugier-figure-5`` one, ``make papers
 ARGS="--full kang-table-6"`` the full form of one, and ``make papers ARGS=--verdicts`` none: it decides the statements
-of all studies anew, by their records. Finished cells are not run again.
+of all studies anew, by their records, and prints the verdicts. Finished cells are not run again.
 
 Records are in ``papers/docs/records``, those with another kernel of the BLAS (``OPENBLAS_CORETYPE``) in a file that
-ends with its name, and the verdicts, with every comparison, in ``papers/docs/verdicts.csv``. A page
-has links to the pictures between the lines ``<!-- study: laugier-figure-5 -->`` (of the full form ``<!-- study:
-kang-table-6, full -->``) and ``<!-- end of study -->``; where there are none yet, all are put there, else those that
-are linked. The numbers of verdicts are between ``<!-- verdicts: kang -->`` and ``<!-- end of verdicts -->``, for the
-studies whose names begin so. Pictures are in a folder of the study's name.
+ends with its name, and the verdicts, with every comparison, in ``papers/docs/verdicts.csv``. A page has links to the
+pictures, in a folder of the study's name, between the lines ``<!-- study: laugier-figure-5 -->`` (of the full form
+``<!-- study: kang-table-6, full -->``) and ``<!-- end -->``: those that are linked already, or else all. The numbers of
+verdicts are between ``<!-- verdicts: kang -->`` and ``<!-- end -->``, for the studies whose names begin so.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ PAGES = ROOT / "papers" / "docs"
 RECORDS = "records"
 VERDICTS = "verdicts.csv"
 COMMITS = "commits.txt"
-END = "<!-- end of study -->"
+END = "<!-- end -->"
 NUMBER = re.compile(r"\d+\.\d{2,}")
 PICTURE = re.compile(r"/([\w-]+)\.svg\)")
-SUMMARY = re.compile(r"(?<=<!-- verdicts: )(\w+)( -->\n).*?(?=<!-- end of verdicts -->)", re.DOTALL)
+SUMMARY = re.compile(r"(?<=<!-- verdicts: )(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 Hybridnn = Callable[[Sequence[str]], int]
 """Runs ``hybridnn`` with arguments and returns its exit code."""
@@ -127,18 +126,24 @@ def _put(folder: Path, title: str, pages: Path, without: AbstractSet[str]) -> No
     page.write_text(place.sub(lambda _: content, page.read_text(encoding="utf-8"), count=1), encoding="utf-8")
 
 
-def write_verdicts(pages: Path) -> None:
-    """Decide the statements of all studies by their records, and write the verdicts and their numbers in the pages."""
+def write_verdicts(pages: Path) -> list[str]:
+    """Decide the statements of all studies by their records, and write the verdicts and their numbers in the pages.
+
+    Returns a line for every statement, and one for the numbers in a page.
+    """
     from hybridnn.study.report import write_csv
 
     rows = list(verdict_rows(pages))
     if rows:
         (pages / VERDICTS).write_text(write_csv(rows), encoding="utf-8")
+    lines = ["{study}, {form}, {BLAS}: {verdict}: {statement}".format_map(row) for row in rows]
     for page in sorted(pages.glob("*.md")):
         text = page.read_text(encoding="utf-8")
-        if SUMMARY.search(text):
-            new = SUMMARY.sub(lambda found: f"{found[1]}{found[2]}\n{_summary(rows, found[1])}\n\n", text)
-            page.write_text(new, encoding="utf-8")
+        if found := SUMMARY.search(text):
+            summary = _summary(rows, found[1])
+            page.write_text(SUMMARY.sub(rf"\1\2\n{summary}\n\n", text), encoding="utf-8")
+            lines.append(f"{page.name}: {summary}")
+    return list(dict.fromkeys(lines))
 
 
 def verdict_rows(pages: Path) -> Iterator[dict[str, Any]]:
@@ -169,7 +174,7 @@ def _summary(rows: Sequence[Mapping[str, Any]], paper: str) -> str:
 
     What differs between records of two kernels of the BLAS is undecided, where both have all values that are named.
     """
-    from hybridnn.utils.text import counted
+    from hybridnn_papers.verdicts import verdicts_summary
 
     rows = [row for row in rows if row["study"].startswith(f"{paper}-")]
     full = {row["study"] for row in rows if row["form"] == "full"}
@@ -180,12 +185,8 @@ def _summary(rows: Sequence[Mapping[str, Any]], paper: str) -> str:
             found[key] = row
         elif not row.get("missing") and other["verdict"] != row["verdict"]:
             found[key] = {**row, "verdict": "cannot be decided"}
-    parts = []
-    for about, subject in (("paper", "the paper"), ("library", "the library")):
-        verdicts = [row["verdict"] for row in found.values() if row["about"] == about]
-        counts = [f"{verdicts.count(name)} {name}" for name in ("does not", "agrees", "cannot be decided")]
-        parts += [f"{counted(len(verdicts), 'statement')} about {subject}: {', '.join(counts)}"] if verdicts else []
-    return f"{'; '.join(parts)} ([all comparisons]({VERDICTS}))." if parts else "No study has records."
+    text = verdicts_summary(((row["about"], row["verdict"]) for row in found.values()), "the paper")
+    return f"{text} ([all comparisons]({VERDICTS}))." if text else "No study has records."
 
 
 def _rounded(number: re.Match[str]) -> str:
@@ -228,7 +229,7 @@ def main(arguments: Sequence[str], pages: Path = PAGES, hybridnn: Hybridnn = run
     parser.add_argument("--verdicts", action="store_true", help="run nothing, and decide all statements by the records")
     given = parser.parse_args(arguments)
     if given.verdicts:
-        write_verdicts(pages)
+        print(*write_verdicts(pages), sep="\n")
         return 0
     chosen = given.studies or list(ready_studies())
     unknown = [name for name in chosen if name not in ready_studies()]

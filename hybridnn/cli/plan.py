@@ -328,6 +328,7 @@ def _print_step(console: Console, step: SimulatedStep, machine: Machine, drawing
     _print_idle(console, {step.layout: step.workload.batch_size})
     per_step = step.seconds_per_step
     rate = f"{step.workload.batch_size / per_step:,.0f} samples/s" if per_step else ""
+    rate += "; the epoch with its drain" * (not step.layout.exact)
     console.print(f"{format_milliseconds(per_step)} ms per step, {step.seconds_per_epoch:.4g} s per epoch, {rate}")
     console.print(_stage_table(step))
     console.print(EXPLANATION)

@@ -199,7 +199,7 @@ def choose_sharing(
         sharing = share_replicas(grid)
         reason = _sharing_problem(sharing, config, grid, layout)
     if reason and setting is True:
-        raise SettingError("parallel.shared_replicas", setting, f"{reason}; allowed are 'auto', true and false")
+        raise SettingError("parallel.shared_replicas", setting, f"{reason}; 'auto' and false are allowed")
     return replace(layout, shared_replicas=not reason), None if reason else sharing
 
 

@@ -39,9 +39,6 @@ ONE_MICROSECOND = 1e-6  # latency of Cori in Laugier et al. 2018, section 7
 EIGHT_GIGABYTES = 1.25e-10  # seconds per byte: 8 GB/s, the bandwidth of MPI on Cori that NERSC states
 
 
-# -- Laugier et al. 2018 ---------------------------------------------------------------------------------------------
-
-
 @app.command("laugier")
 def laugier(
     network: Network = "16-3x512-2",
@@ -148,9 +145,6 @@ def _print_laugier(facts: Facts) -> None:
     console.print("P_r = 1 is batch parallelism (section 9.0.1). The paper calls the second way method one.")
 
 
-# -- Kang 2019 -------------------------------------------------------------------------------------------------------
-
-
 @app.command("kang")
 def kang(
     stages: Annotated[int, count("Devices, K.")] = 4,
@@ -190,15 +184,9 @@ def kang(
     console.print("ddg and fr: with barriers; by the printed time of fr, no device computes its forward pass again.")
 
 
-# -- Chen et al. 2018 ------------------------------------------------------------------------------------------------
-
-
 @app.command("chen")
 def chen(
-    network: Network = "3072-32x2048-10",
-    batch: Minibatch = 128,
-    ranks: P = 4,
-    output_format: OutputFormat = "text",
+    network: Network = "3072-32x2048-10", batch: Minibatch = 128, ranks: P = 4, output_format: OutputFormat = "text"
 ) -> None:
     """Chen et al. 2018, Figure 3: bytes of a step of data parallelism, of a layer pipeline, and their ratio."""
     from hybridnn_papers.formulas import data_parallel_bytes, pipeline_bytes
@@ -228,9 +216,6 @@ def chen(
     ]
     print_table(console, new_table(("Figure 3",), ("bytes per step, all ranks",), rows))
     console.print("The paper prints 13.4 on average over its six networks, and up to 528.")
-
-
-# -- the book chapter ------------------------------------------------------------------------------------------------
 
 
 @app.command("book")
@@ -273,9 +258,6 @@ def book(
     print_table(console, new_table(("chapter 6",), ("formula", "value"), rows))
 
 
-# -- maps ------------------------------------------------------------------------------------------------------------
-
-
 @app.command("map")
 def map_grids(
     ranks: P = 32,
@@ -299,7 +281,7 @@ def map_grids(
     """Map where batch, model or integrated parallelism is fastest (the future work of Laugier et al. 2018)."""
     from hybridnn.cost.machine_file import require_machine
     from hybridnn.drawing.figures import require_format
-    from hybridnn_papers.grid_map import map_of_formulas, map_of_machine
+    from hybridnn_papers.grid_map import grid_map_picture, map_of_formulas, map_of_machine
 
     rows, columns = _counts("--widths", widths), _counts("--batches", batches)
     _require_numbers({"--alpha": alpha, "--beta": beta}, {"--ranks": ranks, "--layers": layers})
@@ -311,10 +293,7 @@ def map_grids(
     maps = [map_of_formulas(layers, rows, columns, ranks, alpha, beta)]
     if cluster is not None:
         maps.append(map_of_machine(layers, rows, columns, ranks, cluster))
-    if plot is not None:
-        from hybridnn_papers.grid_map_picture import grid_map_picture
-
-        drawn = grid_map_picture(maps, picture)
+    drawn = grid_map_picture(maps, picture) if plot is not None else b""
     if output_format == "json":
         write_json([_map_facts(found) for found in maps])
     else:
@@ -340,9 +319,6 @@ def _map_facts(found: GridMap) -> Facts:
         for batch, grid in zip(found.batches, row, strict=True)
     ]
     return {"title": found.title, "ranks": found.ranks, "cells": cells}
-
-
-# -- texts and numbers -----------------------------------------------------------------------------------------------
 
 
 def _require_numbers(times: Mapping[str, float], counts: Mapping[str, int]) -> None:

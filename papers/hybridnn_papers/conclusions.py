@@ -120,7 +120,7 @@ def find(results: StudyResults) -> Findings:
     shown = best_points(results, figures, best_over)
     return Findings(
         points=shown,
-        summary=verdicts_summary(verdicts, results.manifest.paper),
+        summary=verdicts_summary(((verdict.about, verdict.outcome) for verdict in verdicts), results.manifest.paper),
         verdicts=tuple(asdict(verdict) for verdict in verdicts),
         lines=tuple(tuple(verdict_lines(verdict)) for verdict in verdicts),
         rows=[{"statement": found.title, "expected": found.expected, "verdict": found.outcome} for found in verdicts],

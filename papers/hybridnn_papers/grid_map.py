@@ -8,15 +8,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import log2
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from hybridnn.cost.machine import Machine
 from hybridnn.cost.plan import best_exact
 from hybridnn.cost.prediction import Workload
+from hybridnn.drawing.figures import CHARACTER, COLUMN, ON_LIGHT, figure_bytes, new_figure, tidy
 from hybridnn.errors import GridError, SettingError
 from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD
 from hybridnn.utils.checks import require_whole
 from hybridnn_papers.formulas import best_grid
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Grid = tuple[int, int]  # batch and model ranks
 
@@ -94,3 +101,36 @@ def _map_of(
     require_whole("ranks", ranks, 1)
     grids = tuple(tuple(cell(width, batch) for batch in batches) for width in widths)
     return GridMap(f"{ranks} ranks: {title}", ranks, tuple(widths), tuple(batches), grids)
+
+
+def grid_map_picture(maps: Sequence[GridMap], file_format: str) -> bytes:
+    """Draw maps of the best grid one below the other, one cell for each width and minibatch.
+
+    The colour is the share of the batch axis in lg P: dark for batch, light for model parallelism.
+
+    Parameters
+    ----------
+    file_format : str
+        One of `hybridnn.drawing.figures.FORMATS`.
+    """
+    longest = max(len(name) for found in maps for names in found.names() for name in names)
+    width = max(COLUMN, 0.8 + (longest + 1) * CHARACTER * len(maps[0].batches))
+    height = (0.9 + 0.22 * len(maps[0].widths)) * len(maps)
+    figure = new_figure(width, height)
+    for axes, found in zip(figure.subplots(len(maps), 1, squeeze=False)[:, 0], maps, strict=True):
+        _draw_grid_map(axes, found)
+    return figure_bytes(figure, file_format)
+
+
+def _draw_grid_map(axes: Axes, found: GridMap) -> None:
+    shares = np.array([[np.nan if grid is None else found.batch_share(grid) for grid in row] for row in found.grids])
+    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1.4, aspect="auto", origin="lower")
+    for row, names in enumerate(found.names()):
+        for column, name in enumerate(names):
+            axes.text(column, row, name, ha="center", va="center", color=ON_LIGHT)
+    axes.set_xticks(range(len(found.batches)), [f"{batch:,}" for batch in found.batches])
+    axes.set_yticks(range(len(found.widths)), [f"{width:,}" for width in found.widths])
+    axes.set_xlabel("minibatch")
+    axes.set_ylabel("width")
+    axes.set_title(found.title)
+    tidy(axes, grid=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, isnan
 from typing import Literal
@@ -18,38 +18,25 @@ LATE_SHARE = 0.2
 BLOW_UP = 5.0
 """Multiple of the least training loss of an epoch above which the last one counts as diverged."""
 
+Kind = Literal["time", "training", "exact"]
+Better = Literal["higher", "lower", ""]
 Value = Callable[[RunRecord, RunFigures, float | None], float | None]
 
 
 @dataclass(frozen=True)
 class Measure:
-    """A quantity of a run.
+    """A quantity of a run, with its name in tables and the better direction; empty where there is none.
 
-    Attributes
-    ----------
-    text : str
-        Name in tables and sentences.
-    unit : str
-        Unit; empty for shares, ratios and numbers.
-    kind : {"time", "training", "exact"}
-        How the runs of a point are summarized. Times vary from run to run: their median over all runs. A result of the
-        training depends on the seed: the mean over the seeds, as repeats of one seed are the same training. Exact ones
-        are the same in every run.
-    better : {"higher", "lower", ""}
-        The better direction; empty where there is none.
-    value : callable
-        ``value(run, figures, target)``, None where the run did not record it. Of the measures against a baseline,
-        `None`.
-    needs_target : bool
-        Whether it refers to the study's `target`.
-    description : str
-        What the documentation says.
+    The kind is how the runs of a point are summarized. Times vary from run to run: their median over all runs. A result
+    of the training depends on the seed: the mean over the seeds, as repeats of one seed are the same training. Exact
+    ones are the same in every run. ``value(run, figures, target)`` is None where the run did not record it, and `value`
+    itself is None of the measures against a baseline. `needs_target`: it refers to the study's `target`.
     """
 
     text: str
-    unit: str
-    kind: Literal["time", "training", "exact"]
-    better: Literal["higher", "lower", ""]
+    unit: str  # empty for shares, ratios and numbers
+    kind: Kind
+    better: Better
     value: Value | None
     description: str
     needs_target: bool = False
@@ -60,7 +47,23 @@ class Measure:
         return -inf if self.better == "higher" else inf
 
 
-def _figure(read: Callable[[RunFigures], float | None]) -> Value:
+def _time(
+    text: str, unit: str, better: Better, read: Callable[[RunFigures], float | None] | None, description: str
+) -> Measure:
+    """A time in the figures of a run; against a baseline if `read` is None."""
+    return Measure(text, unit, "time", better, _of_figures(read) if read else None, description)
+
+
+def _training(text: str, better: Better, read: Callable[[RunRecord], float | None], description: str) -> Measure:
+    """A result of the training."""
+    return Measure(text, "", "training", better, _of_run(read), description)
+
+
+def _exact(text: str, unit: str, better: Better, value: Value, description: str) -> Measure:
+    return Measure(text, unit, "exact", better, value, description)
+
+
+def _of_figures(read: Callable[[RunFigures], float | None]) -> Value:
     return lambda run, figures, target: read(figures)
 
 
@@ -83,20 +86,20 @@ def _late_metric_sd(run: RunRecord) -> float | None:
     return statistics.stdev(late) if len(late) > 1 else None
 
 
-def _losses(run: RunRecord, read: Callable[[Moment], float | None]) -> list[float]:
-    return [loss for moment in run.moments if (loss := read(moment)) is not None and isfinite(loss)]
+def _train_losses(run: RunRecord) -> list[float]:
+    return [loss for moment in run.moments if (loss := moment.train_loss) is not None and isfinite(loss)]
 
 
-def _last(values: Iterable[float]) -> float | None:
-    return next(iter(reversed(list(values))), None)
+def _test_losses(run: RunRecord) -> list[float]:
+    return [moment.loss for moment in run.moments if moment.loss is not None and isfinite(moment.loss)]
 
 
-def _train_loss(moment: Moment) -> float | None:
-    return moment.train_loss
+def _last(values: Sequence[float]) -> float | None:
+    return values[-1] if values else None
 
 
-def _test_loss(moment: Moment) -> float | None:
-    return moment.loss
+def _least(values: Sequence[float]) -> float | None:
+    return min(values, default=None)
 
 
 def _first_at_target(run: RunRecord, target: float | None) -> Moment | None:
@@ -122,7 +125,7 @@ def _seconds_to_target(run: RunRecord, figures: RunFigures, target: float | None
 
 
 def _diverged(run: RunRecord) -> float:
-    losses = _losses(run, _train_loss)
+    losses = _train_losses(run)
     return float(run.diverged is not None or (bool(losses) and losses[-1] > BLOW_UP * min(losses)))
 
 
@@ -142,10 +145,6 @@ def _reached(run: RunRecord, figures: RunFigures, target: float | None) -> float
     return None if epochs is None else float(isfinite(epochs))
 
 
-def _share(flags: Iterable[bool]) -> float:
-    return statistics.fmean(map(float, flags))
-
-
 def _bubble(run: RunRecord) -> float:
     training = run.settings.training
     return schedule_bubble(run.header.layout, run.steps_per_epoch * min(training.drain_every, training.epochs))
@@ -156,125 +155,58 @@ def _memory(run: RunRecord) -> float:
 
 
 MEASURES = {
-    "speed_up": Measure(
-        "speed-up", "", "time", "higher", None, "Training samples per second over those of the baseline."
+    "speed_up": _time("speed-up", "", "higher", None, "Training samples per second over those of the baseline."),
+    "efficiency": _time("efficiency", "", "higher", None, "The speed-up over the ratio of the ranks."),
+    "seconds_per_epoch": _time(
+        "time per epoch", "s", "lower", lambda it: it.seconds_per_epoch, "Training of an epoch, without evaluation."
     ),
-    "efficiency": Measure("efficiency", "", "time", "higher", None, "The speed-up over the ratio of the ranks."),
-    "seconds_per_epoch": Measure(
-        "time per epoch",
-        "s",
-        "time",
-        "lower",
-        _figure(lambda figures: figures.seconds_per_epoch),
-        "Training of an epoch, without evaluation.",
+    "seconds_per_step": _time("time per step", "s", "lower", lambda it: it.seconds_per_step, "Training of a step."),
+    "samples_per_second": _time(
+        "throughput", "samples/s", "higher", lambda it: it.samples_per_second, "Training samples per second."
     ),
-    "seconds_per_step": Measure(
-        "time per step", "s", "time", "lower", _figure(lambda figures: figures.seconds_per_step), "Training of a step."
-    ),
-    "samples_per_second": Measure(
-        "throughput",
-        "samples/s",
-        "time",
-        "higher",
-        _figure(lambda figures: figures.samples_per_second),
-        "Training samples per second.",
-    ),
-    "communication_share": Measure(
+    "communication_share": _time(
         "communication share",
         "",
-        "time",
         "lower",
-        _figure(lambda figures: figures.shares.communicate),
+        lambda it: it.shares.communicate,
         "Share of a step in communication calls, without waiting where that is recorded.",
     ),
-    "waiting_share": Measure(
+    "waiting_share": _time(
         "waiting share",
         "",
-        "time",
         "lower",
-        _figure(lambda figures: figures.shares.idle),
-        "Share of a step spent waiting for other stages and at barriers.",
+        lambda it: it.shares.idle,
+        "Share of a step spent waiting for stages and barriers.",
     ),
     "seconds_to_target": Measure(
-        "time to target",
-        "s",
-        "time",
-        "lower",
-        _seconds_to_target,
-        "Training time until the test metric is at least `target`.",
-        needs_target=True,
+        "time to target", "s", "time", "lower", _seconds_to_target, "Training time until `target` is reached.", True
     ),
     "epochs_to_target": Measure(
-        "epochs to target",
-        "",
-        "training",
-        "lower",
-        _epochs_to_target,
-        "Epochs until the test metric is at least `target`.",
-        needs_target=True,
+        "epochs to target", "", "training", "lower", _epochs_to_target, "Epochs until `target` is reached.", True
     ),
-    "best_metric": Measure(
-        "best metric",
-        "",
-        "training",
-        "higher",
-        _of_run(_best_metric),
-        "Highest test accuracy or R² of all evaluations.",
+    "best_metric": _training("best metric", "higher", _best_metric, "Highest test accuracy or R² of all evaluations."),
+    "last_metric": _training(
+        "last metric", "higher", lambda run: _last(_test_metrics(run)), "Test accuracy or R² after the last epoch."
     ),
-    "last_metric": Measure(
-        "last metric",
-        "",
-        "training",
-        "higher",
-        _of_run(lambda run: _last(_test_metrics(run))),
-        "Test accuracy or R² after the last epoch.",
+    "late_metric_sd": _training(
+        "late metric sd", "lower", _late_metric_sd, "Standard deviation of the metric over the last fifth of the run."
     ),
-    "late_metric_sd": Measure(
-        "late metric sd",
-        "",
-        "training",
-        "lower",
-        _of_run(_late_metric_sd),
-        "Standard deviation of the test metric over the last fifth of the evaluations.",
+    "least_train_loss": _training(
+        "least training loss", "lower", lambda run: _least(_train_losses(run)), "Least mean loss of an epoch."
     ),
-    "least_train_loss": Measure(
-        "least training loss",
-        "",
-        "training",
-        "lower",
-        _of_run(lambda run: min(_losses(run, _train_loss), default=None)),
-        "Least mean loss of an epoch.",
+    "last_train_loss": _training(
+        "last training loss", "lower", lambda run: _last(_train_losses(run)), "Mean loss of the last epoch."
     ),
-    "last_train_loss": Measure(
-        "last training loss",
-        "",
-        "training",
-        "lower",
-        _of_run(lambda run: _last(_losses(run, _train_loss))),
-        "Mean loss of the last epoch.",
+    "least_test_loss": _training(
+        "least test loss", "lower", lambda run: _least(_test_losses(run)), "Least test loss of all evaluations."
     ),
-    "least_test_loss": Measure(
-        "least test loss",
-        "",
-        "training",
-        "lower",
-        _of_run(lambda run: min(_losses(run, _test_loss), default=None)),
-        "Least test loss of all evaluations.",
+    "last_test_loss": _training(
+        "last test loss", "lower", lambda run: _last(_test_losses(run)), "Test loss after the last epoch."
     ),
-    "last_test_loss": Measure(
-        "last test loss",
-        "",
-        "training",
-        "lower",
-        _of_run(lambda run: _last(_losses(run, _test_loss))),
-        "Test loss after the last epoch.",
-    ),
-    "diverged": Measure(
+    "diverged": _training(
         "diverged",
-        "",
-        "training",
         "lower",
-        _of_run(_diverged),
+        _diverged,
         f"Share of the seeds with infinite or NaN values, or a last training loss above {BLOW_UP:g} times the least.",
     ),
     "converged": Measure(
@@ -283,58 +215,41 @@ MEASURES = {
         "training",
         "higher",
         _converged,
-        "Share of the seeds that did not diverge, and whose last evaluation reached `target`.",
+        "Share of the seeds that end at `target`, without divergence.",
     ),
     "reached": Measure(
-        "reached the target",
-        "",
-        "training",
-        "higher",
-        _reached,
-        "Share of the seeds of which any evaluation did.",
-        needs_target=True,
+        "reached the target", "", "training", "higher", _reached, "Share of the seeds that were ever at `target`.", True
     ),
-    "bytes_per_step": Measure(
+    "bytes_per_step": _exact(
         "bytes per step",
         "B",
-        "exact",
         "lower",
-        _figure(lambda figures: figures.bytes_per_step),
+        _of_figures(lambda it: it.bytes_per_step),
         "Bytes that all ranks send in a step.",
     ),
-    "memory": Measure(
-        "memory", "B", "exact", "lower", _of_run(_memory), "Bytes of the arrays of the rank that has the most."
+    "memory": _exact("memory", "B", "lower", _of_run(_memory), "Bytes of the arrays of the rank that has the most."),
+    "parameters": _exact(
+        "parameters", "", "", _of_figures(lambda it: float(it.parameters)), "Weights and biases of the network."
     ),
-    "parameters": Measure(
-        "parameters",
-        "",
-        "exact",
-        "",
-        _figure(lambda figures: float(figures.parameters)),
-        "Weights and biases of the network.",
-    ),
-    "mean_staleness": Measure(
+    "mean_staleness": _exact(
         "mean staleness",
         "updates",
-        "exact",
         "",
         _of_run(lambda run: run.header.mean_staleness),
         "Updates between the weights of a forward pass and those its gradient is applied to, as a mean.",
     ),
-    "bubble": Measure(
+    "bubble": _exact(
         "bubble",
         "",
-        "exact",
         "lower",
         _of_run(_bubble),
         "Share of the stages' time that the schedule leaves idle between two drains, if all are equally fast.",
     ),
-    "predicted_seconds_per_step": Measure(
+    "predicted_seconds_per_step": _exact(
         "predicted time per step",
         "s",
-        "exact",
         "lower",
-        _figure(lambda figures: figures.predicted_seconds_per_step),
+        _of_figures(lambda it: it.predicted_seconds_per_step),
         "Prediction of the machine file.",
     ),
 }
@@ -348,9 +263,12 @@ SHARES = ("diverged", "converged", "reached")
 def measured(run: RunRecord, figures: RunFigures, name: str, target: float | None) -> float | None:
     """The value of a measure; None where the run did not record it.
 
-    A run that diverged has the worst value of what its training reached, and no times.
+    A run that diverged has the worst value of what its training reached, and no times; ranks that take turns in one
+    process have none either.
     """
     measure = MEASURES[name]
+    if measure.kind == "time" and run.header.in_process:
+        return None
     if run.diverged is not None and name not in SHARES and (measure.kind == "training" or measure.needs_target):
         return measure.worst
     if measure.value is None or (run.diverged is not None and measure.kind == "time"):

@@ -50,23 +50,16 @@ class Statement(Section):
         "difference", description="How a point is compared with `against`: the difference or the ratio."
     )
     over: Texts = Field(
-        (), description="Axes of which one value counts, on both sides of the comparison: that of `take`."
-    )
-    take: Literal["max", "min"] | None = Field(
-        None,
-        description="The greatest or the least value of the axes in `over`; by default the better one.",
+        (), description="Axes of which one value counts, on both sides of the comparison: the better one."
     )
     along: str = Field(
-        "",
-        description="Axis of a trend: numbers ascending, other values in the order of `where` or else of the study.",
+        "", description="Axis of a trend: numbers ascending, other values in the order of `where` or else of the study."
     )
     trend: Literal["increasing", "decreasing"] | None = Field(
-        None,
-        description="Whether every value along the axis is at least, or at most, the one before.",
+        None, description="Whether every value along the axis is at least, or at most, the one before."
     )
     at_least: float | None = Field(
-        None,
-        description="Lower bound. Equal bounds demand equality in every single run, seed by seed.",
+        None, description="Lower bound. Equal bounds demand equality in every single run, seed by seed."
     )
     at_most: float | None = Field(None, description="Upper bound.")
     any: bool = Field(False, description="Whether one combination is enough, in place of all.")
@@ -86,11 +79,11 @@ class Statement(Section):
         self._check_bounds()
         if (other := self.against.get(QUANTITY)) is not None:
             _check_measure(f"against.{QUANTITY}", other)
-        for key, needed in (("by", "against"), ("take", "over"), ("along", "trend"), ("trend", "along")):
+        for key, needed in (("by", "against"), ("along", "trend"), ("trend", "along")):
             if key in self.model_fields_set and not getattr(self, needed):
                 raise refused(key, getattr(self, key), f"needs {needed} beside it")
-        if self.over and self.take is None and not MEASURES[self.quantity].better:
-            raise refused("take", None, f"is needed, as {self.quantity} has no better direction")
+        if self.over and not MEASURES[self.quantity].better:
+            raise refused("over", self.over, f"is not for {self.quantity}, which has no better direction")
         if self.demands_equality and (self.over or MEASURES[self.quantity].kind == "time"):
             raise refused(
                 "at_most", self.at_most, "equal bounds are for results of a training and exact measures, without over"

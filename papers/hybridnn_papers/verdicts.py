@@ -35,7 +35,6 @@ from hybridnn_papers.statements import (
     points_of,
 )
 
-OUTCOMES: tuple[Outcome, ...] = ("does not", "agrees", "cannot be decided")
 BEST_METRIC = "best_metric"
 MOST_NAMED = 3  # unfinished cells in a reason
 
@@ -111,22 +110,17 @@ def verdicts_of(records: StudyRecords, conclusions: Conclusions) -> list[Verdict
     return [judging.verdict(statement) for statement in conclusions.statements]
 
 
-def verdicts_summary(verdicts: Sequence[Verdict], paper: str) -> str:
-    """Return the first line of a report: with how many statements the runs agree; empty without statements.
+def verdicts_summary(verdicts: Iterable[tuple[str, Outcome]], paper: str) -> str:
+    """With how many statements the runs agree, each given as what it is about and its outcome; empty without any.
 
     Statements about the library are counted apart: they are no support of the paper.
     """
-    of_paper = [verdict for verdict in verdicts if verdict.about == "paper"]
-    checks = [verdict for verdict in verdicts if verdict.about == "library"]
-    parts = [_counts(of_paper, paper)] if of_paper else []
-    return "; ".join([*parts, _counts(checks, "the library")] if checks else parts)
-
-
-def _counts(verdicts: Sequence[Verdict], subject: str) -> str:
-    counts = Counter(verdict.outcome for verdict in verdicts)
-    about = f"{counted(len(verdicts), 'statement')} of {subject}" if subject else counted(len(verdicts), "statement")
-    parts = [f"{counts[outcome]} {SUMMARY_TEXTS[outcome]}" for outcome in OUTCOMES if counts[outcome]]
-    return f"{about}: {', '.join(parts)}"
+    counts, parts = Counter(verdicts), []
+    for about, subject in (("paper", f" of {paper}" * bool(paper)), ("library", " of the library")):
+        found = [(counts[about, outcome], text) for outcome, text in SUMMARY_TEXTS.items() if counts[about, outcome]]
+        number = counted(sum(count for count, _ in found), "statement")
+        parts += [f"{number}{subject}: {', '.join(f'{count} {text}' for count, text in found)}"] if found else []
+    return "; ".join(parts)
 
 
 SUMMARY_TEXTS: dict[Outcome, str] = {
@@ -319,8 +313,7 @@ class _Judge:
         """The quantity at the one point of a side, or at that of the axes in `over` or `best_over` which counts."""
         best = self._best(points, best_axes(statement, self._best_over))
         sides = [_Side(self._quantity(point, quantity), point) for point in best]
-        take = statement.take or ("max" if MEASURES[quantity].better == "higher" else "min")
-        pick = max if take == "max" else min
+        pick = max if MEASURES[quantity].better == "higher" else min
         chosen = pick(sides, key=lambda side: side.sample.mean)
         return _Side(replace(chosen.sample, choices=len(points)), chosen.point)
 

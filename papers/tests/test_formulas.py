@@ -27,6 +27,7 @@ from hybridnn_papers.formulas import (
     scatter_direct,
     scatter_threshold,
 )
+from hybridnn_papers.pipeline_formulas import forward_slots, minibatch_time, stored_states, utilisation
 from reference.message_counts import algorithms
 
 WIDTHS = (16, 64, 32, 8)
@@ -255,6 +256,14 @@ def test_chen_ratio_is_weights_over_samples_times_width() -> None:
         (lambda: batch_step((4, 4), 2, formula="printed"), "formula"),
         (lambda: best_grid((4, 4), 4, 0, 1.0, 1.0), "ranks"),
         (lambda: best_grid((4, 4), 0, 4, 1.0, 1.0), "batch"),
+        (lambda: minibatch_time("gpipe", 4, 1.0, 1.0), "method"),
+        (lambda: minibatch_time("fr", 0, 1.0, 1.0), "stages"),
+        (lambda: minibatch_time("fr", 2, -1.0, 1.0), "forward"),
+        (lambda: minibatch_time("fr", 2, 1.0, float("inf")), "backward"),
+        (lambda: minibatch_time("fr", 2, 1.0, 1.0, formula="printed"), "formula"),
+        (lambda: stored_states("fr", 3, 2), "stage"),
+        (lambda: forward_slots(2, 0), "inputs"),
+        (lambda: utilisation(0), "stages"),
     ],
 )
 def test_values_out_of_range_are_refused(call: Callable[[], object], setting: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import shutil
 from collections.abc import Sequence
@@ -50,7 +51,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def make_pages(folder: Path, *studies: str) -> Path:
     """A folder with a page that has places for the studies."""
     folder.mkdir()
-    places = [f"before\n<!-- study: {study} -->\nold\n<!-- end of study -->\nafter\n" for study in studies]
+    places = [f"before\n<!-- study: {study} -->\nold\n<!-- end -->\nafter\n" for study in studies]
     (folder / "page.md").write_text("\n".join(places))
     (folder / "another.md").write_text("no study\n")
     return folder
@@ -66,8 +67,7 @@ def test_study_is_run_and_reported_and_its_page_has_the_report(
         assert paper_results.main([STUDY], pages, commands) == 0
         first, second = (pages / "page.md").read_text().split("\nbefore\n")
         assert first == (
-            f"before\n<!-- study: {STUDY} -->\n\n"
-            f"![the scaling]({STUDY}/the_scaling.svg)\n\n<!-- end of study -->\nafter\n"
+            f"before\n<!-- study: {STUDY} -->\n\n![the scaling]({STUDY}/the_scaling.svg)\n\n<!-- end -->\nafter\n"
         )
         assert "\nold\n" in second
         assert [path.name for path in (pages / STUDY).iterdir()] == ["the_scaling.svg"]
@@ -88,14 +88,40 @@ def test_a_page_keeps_the_pictures_that_it_shows(tmp_path: Path) -> None:
     assert [path.name for path in (pages / STUDY).iterdir()] == ["accuracy.svg"]
 
 
-def test_verdicts_are_those_of_the_records() -> None:
-    """The committed table, and the numbers in the pages, are what `make papers ARGS=--verdicts` writes."""
+def test_verdicts_are_those_of_the_records(capsys: pytest.CaptureFixture[str]) -> None:
+    """The committed table, and the numbers in the pages, are what `make papers ARGS=--verdicts` writes and prints."""
     pages = paper_results.PAGES
     copy = Path("papers")
     shutil.copytree(pages, copy)
     assert paper_results.main(["--verdicts"], copy, Commands()) == 0
     for name in ("verdicts.csv", *(path.name for path in pages.glob("*.md"))):
         assert (copy / name).read_text() == (pages / name).read_text(), name
+    with open(pages / "verdicts.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    stated = {f"{row['study']}, {row['form']}, {row['BLAS']}: {row['verdict']}: {row['statement']}" for row in rows}
+    texts = {page.name: page.read_text(encoding="utf-8") for page in pages.glob("*.md")}
+    numbers = {f"{name}: {line}" for name, text in texts.items() for line in text.splitlines() if "[all comp" in line}
+    printed = capsys.readouterr().out.splitlines()
+    assert len(numbers) == 3
+    assert sorted(printed) == sorted(stated | numbers)
+
+
+INTERVAL = re.compile(r"(-?[\d.]+) \[(-?[\d.]+), (-?[\d.]+)\]")
+
+
+def test_intervals_in_the_pages_are_comparisons_of_the_verdicts() -> None:
+    """To the digits that are printed; differences of accuracy in points, and a loss as a number above 0."""
+    with open(paper_results.PAGES / "verdicts.csv", encoding="utf-8", newline="") as file:
+        compared = [row for row in csv.DictReader(file) if row["low"]]
+    estimates = [tuple(float(row[name]) for name in ("value", "low", "high")) for row in compared]
+    estimates += [(-value, -high, -low) for value, low, high in estimates]
+    texts = [" ".join(page.read_text(encoding="utf-8").split()) for page in paper_results.PAGES.glob("*.md")]
+    found = [numbers for text in texts for numbers in INTERVAL.findall(text)]
+    assert len(found) > 12
+    for numbers in found:
+        digits = len(numbers[0].partition(".")[2])
+        known = [tuple(f"{x * scale:.{digits}f}" for x in one) for one in estimates for scale in (1, 100)]
+        assert numbers in known, numbers
 
 
 def test_numbers_of_verdicts_are_those_of_the_full_form(tmp_path: Path) -> None:
@@ -103,21 +129,21 @@ def test_numbers_of_verdicts_are_those_of_the_full_form(tmp_path: Path) -> None:
     full = [{**row, "form": "full", "number": number, "verdict": "agrees"} for number in (1, 1, 2)]
     other = [{**row, "study": "a-1"}, {**row, "study": "b-2", "about": "library", "verdict": "agrees"}]
     assert paper_results._summary([row, *full, *other], "b") == (
-        "2 statements about the paper: 0 does not, 2 agrees, 0 cannot be decided; 1 statement about the library: "
-        "0 does not, 1 agrees, 0 cannot be decided ([all comparisons](verdicts.csv))."
+        "2 statements of the paper: 2 confirmed; 1 statement of the library: 1 confirmed "
+        "([all comparisons](verdicts.csv))."
     )
     assert paper_results._summary([row], "c") == "No study has records."
     kernels = [row, {**row, "BLAS": "Haswell", "verdict": "agrees"}]
-    assert "0 does not, 0 agrees, 1 cannot be decided" in paper_results._summary(kernels, "b")
+    assert paper_results._summary(kernels, "b").startswith("1 statement of the paper: 1 undecided (")
     short = {**row, "missing": "optimizer.lr 0.1", "verdict": "cannot be decided"}
     for rows in ([short, row], [row, short]):
-        assert "1 does not" in paper_results._summary(rows, "b")
+        assert "1 contradicted by these runs" in paper_results._summary(rows, "b")
 
 
-def test_records_of_a_paper_are_compact() -> None:
-    for paper in ("chen", "kang", "laugier"):
-        sizes = [path.stat().st_size for path in (paper_results.PAGES / "records").glob(f"{paper}-*.csv")]
-        assert 0 < sum(sizes) <= 345_000
+@pytest.mark.parametrize("paper", ["chen", "kang", "laugier"])
+def test_records_and_drawings_of_a_paper_are_small(paper: str) -> None:
+    for files, most in ((f"records/{paper}-*.csv", 345_000), (f"{paper}-*/*.svg", 199_999)):
+        assert 0 < sum(path.stat().st_size for path in paper_results.PAGES.glob(files)) <= most
 
 
 def test_pages_of_the_papers_are_short() -> None:
@@ -141,12 +167,6 @@ def test_drawings_keep_their_text_styles_and_places(tmp_path: Path) -> None:
     for (tag, text, style, numbers), found in zip(before, after, strict=True):
         assert found[:3] == (tag, text, style)
         assert found[3] == pytest.approx(numbers, abs=0.051)
-
-
-def test_drawings_of_a_paper_are_small() -> None:
-    for paper in ("laugier", "kang", "chen"):
-        sizes = [path.stat().st_size for path in paper_results.PAGES.glob(f"{paper}-*/*.svg")]
-        assert 0 < sum(sizes) < 200_000
 
 
 def drawn(svg: str) -> list[tuple[str, str, str, list[float]]]:
@@ -175,6 +195,14 @@ def test_full_form_has_a_place_of_its_own(tmp_path: Path) -> None:
     first, second = (pages / "page.md").read_text().split("\nbefore\n")
     assert "\nold\n" in first
     assert "(kang-table-6-full/the_scaling.svg)" in second
+
+
+def test_a_study_without_a_place_in_a_page_is_one_line(tmp_path: Path) -> None:
+    pages = make_pages(tmp_path / "papers", "laugier-figure-6")
+    before = sorted(pages.rglob("*"))
+    with pytest.raises(SystemExit, match=rf"^Error: no page in .* has the line <!-- study: {STUDY} -->$"):
+        paper_results.main([STUDY], pages, Commands())
+    assert sorted(pages.rglob("*")) == before
 
 
 def test_all_ready_studies_have_a_reduced_form_and_a_place_in_a_page(tmp_path: Path) -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from hybridnn.errors import SettingError
 from hybridnn.pipeline.checks.simulated_schedule import Durations, Timeline, simulate
 from hybridnn.pipeline.schedules.instructions import COMPUTATIONS
 from hybridnn.pipeline.schedules.methods import make_schedule
@@ -108,22 +105,3 @@ def test_numbers_of_the_chapter() -> None:
     assert (forward_slots(3, 3, pipelined=False), forward_slots(3, 3)) == (9, 5)
     assert [idle_slots(gpus) for gpus in (1, 3, 10)] == [0, 4, 18]
     assert [utilisation(gpus) for gpus in (1, 10, 100)] == [1, 0.1, 0.01]
-
-
-@pytest.mark.parametrize(
-    ("call", "setting"),
-    [
-        (lambda: minibatch_time("gpipe", 4, 1.0, 1.0), "method"),
-        (lambda: minibatch_time("fr", 0, 1.0, 1.0), "stages"),
-        (lambda: minibatch_time("fr", 2, -1.0, 1.0), "forward"),
-        (lambda: minibatch_time("fr", 2, 1.0, float("inf")), "backward"),
-        (lambda: minibatch_time("fr", 2, 1.0, 1.0, formula="printed"), "formula"),
-        (lambda: stored_states("fr", 3, 2), "stage"),
-        (lambda: forward_slots(2, 0), "inputs"),
-        (lambda: utilisation(0), "stages"),
-    ],
-)
-def test_values_out_of_range_are_refused(call: Callable[[], object], setting: str) -> None:
-    with pytest.raises(SettingError) as error:
-        call()
-    assert error.value.setting == setting

@@ -158,7 +158,6 @@ SCALING = {32: {1: [4.0, 4.1, 4.2], 2: [4.0, 4.1, 3.9]}, 64: {1: [8.0, 8.1, 8.2]
         ({"where": {"ranks": 2}, "along": "width", "trend": "increasing"}, "agrees"),
         ({"where": {"ranks": 2}, "along": "width", "trend": "decreasing"}, "does not"),
         ({"where": {"ranks": 2}, "over": ["width"], "at_least": 1.8}, "agrees"),
-        ({"where": {"ranks": 2}, "over": ["width"], "take": "min", "at_least": 1.8}, "does not"),
         ({"where": {"ranks": 2, "width": 64}, "against": {"width": [32]}, "by": "ratio", "at_least": 1.5}, "agrees"),
         ({"where": {"ranks": 2}, "at_least": 1.5}, "does not"),
         ({"where": {"ranks": 2}, "at_least": 1.5, "any": True}, "agrees"),
@@ -262,6 +261,9 @@ def test_another_measure_and_epochs_to_a_target(tmp_path: Path) -> None:
         found = _verdict(tmp_path / f"{epochs}", cells, {"quantity": "epochs_to_target", "at_most": 4}, target=target)
         assert found.pairs[0].value == epochs
         assert found.outcome == ("agrees" if epochs <= 4 else "does not")
+    turns = read_run(write_run(tmp_path / "turns", in_process=True))
+    assert measured(turns, figures_of(turns), "epochs_to_target", 0.5) == 4
+    assert measured(turns, figures_of(turns), "seconds_to_target", 0.5) is None  # no times
     seconds = {"quantity": "seconds_to_target", "at_least": 11.5, "at_most": 12.5}  # epochs of 9, 2, 1 and 3 s
     assert _verdict(tmp_path / "s", cells, {**seconds, "at_most": 15}, target=0.5).pairs[0].value == 15
 
@@ -357,21 +359,14 @@ def test_values_of_the_full_form_are_missing_in_the_short_one(tmp_path: Path) ->
     runs = {str(number): found for number, found in enumerate(cells)}
     write_study(tmp_path / "r", runs, more={"conclusions": plan.conclusions})
     verdict = _verdict_of(read_results(tmp_path / "r"))
-    assert (verdict.outcome, verdict.reason) == (
-        "cannot be decided",
-        "no cell of this form of the study has width 16",
-    )
+    assert (verdict.outcome, verdict.reason) == ("cannot be decided", "no cell of this form of the study has width 16")
 
 
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
         ('"speed_up"', '"speed"', r"statements\[0\]\.quantity = 'speed': must be 'speed_up', "),
-        (
-            "width =",
-            "depth =",
-            r"\[0\]\.where\.depth = .*: not an axis of this study: ranks, grid, method, width",
-        ),
+        ("width =", "depth =", r"\[0\]\.where\.depth = .*: not an axis of this study: ranks, grid, method, width"),
         ("[8, 16]}", "[8, 32]}", r"statements\[0\]\.where\.width = 32: not a value of this axis: 8, 16"),
         ("width = [8, 16]}", 'method = "fr", ranks = 1}', r"\[0\]\.where = .*no cell of this study has these"),
         (BOUND_LINE, 'along = "lr"\ntrend = "increasing"', r"statements\[0\]\.along = 'lr': not an axis"),

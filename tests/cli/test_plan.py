@@ -208,6 +208,9 @@ def test_text_and_json(simulate: Run) -> None:
     assert "1f1b: 2 stages, 1 minibatch, 4 microbatches each, simulated" in out
     assert "8 ranks of cluster-1024: pipeline 2 x batch 4, 1f1b with 4 microbatches" in out
     assert "ms per step" in out
+    assert "drain" not in out
+    stale = "--set", "parallel.method=pipedream", "--set", "parallel.microbatches=1"
+    assert "samples/s; the epoch with its drain\n" in output_of(simulate("--ranks", "2", *CLUSTER, *stale))
 
 
 def test_pictures(simulate: Run) -> None:
