@@ -18,16 +18,13 @@ from .dataset import Dataset
 from .loaders import LOSS_DECIDES, label_warning, user_arrays
 from .rows import ArrayRows, Task, constant_targets
 from .table_encoding import TARGET_ADVICE, Column, Floats, Kind, TableEncoding, number_block, read_columns
-from .table_file import Table, TableOptions, as_names, named_frame, read_table, require_columns
+from .table_file import NUMBER, Table, TableOptions, as_names, named_frame, read_table, require_columns
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 TABLES = (".csv", ".tsv", ".txt", ".parquet")
 SUFFIXES = (*TABLES, ".npz")
-
-Training = Callable[[int], NDArray[np.int64]]
-"""Takes the number of samples and returns the indices of the training samples."""
 
 MOST_LABELS, ROWS_PER_LABEL = 20, 2  # whole numbers are labels up to so many, with on average so many rows each
 MOST_CATEGORIES = 1_000  # values of one column that become inputs
@@ -102,9 +99,7 @@ def examine(table: Table, called: str, targets: Sequence[str], inputs: Sequence[
     Without a `task`, one target column of text, truth values or few whole numbers holds labels.
     """
     frame, options, parsed = table.frame, table.options, table.options.csv.get("parse_dates", ())
-    columns = choose_columns(frame, called, targets, inputs, options.drop_columns)
-    require_columns(called, frame, options.text_columns, "which data.text_columns names")
-    require_columns(called, frame, parsed, "which data.csv.parse_dates names")
+    columns = _input_columns(table, called, targets, inputs, parsed)
     stated: dict[str, Kind] = {**dict.fromkeys(parsed, "date"), **dict.fromkeys(options.text_columns, "text")}
     dtypes = dict(zip(frame.columns, (dtype.kind for dtype in frame.dtypes), strict=True))
     plain = [name for name in columns if dtypes[name] in "iuf" and name not in stated]
@@ -140,17 +135,18 @@ def examine(table: Table, called: str, targets: Sequence[str], inputs: Sequence[
     return Examination(encoding, dict(zip(plain, block.T, strict=True)), found, problems + wrong)
 
 
-def choose_columns(
-    table: DataFrame, called: str, targets: Sequence[str], inputs: Sequence[str], dropped: Sequence[str]
+def _input_columns(
+    table: Table, called: str, targets: Sequence[str], inputs: Sequence[str], parsed: Sequence[str]
 ) -> list[str]:
     """Input columns, in order: `inputs`, or all that are no targets and not dropped."""
-    for names, what in ((dropped, "data.drop_columns"), (inputs, "data.inputs"), (targets, "data.targets")):
-        require_columns(called, table, names, f"which {what} names")
-    used = Counter([*inputs, *targets, *dropped])
+    named = {"drop_columns": table.options.drop_columns, "inputs": inputs, "targets": targets}
+    for key, names in {**named, "text_columns": table.options.text_columns, "csv.parse_dates": parsed}.items():
+        require_columns(called, table.frame, names, f"which data.{key} names")
+    used = Counter(name for names in named.values() for name in names)
     if twice := [name for name, times in used.items() if times > 1]:
         how = "each column only once in data.inputs, data.targets and data.drop_columns"
         raise SettingError("data.targets" if {*twice} & {*targets} else "data.inputs", twice[:NAMES_SHOWN], how)
-    columns = list(inputs) or [name for name in table.columns if name not in used]
+    columns = list(inputs) or [name for name in table.frame.columns if name not in used]
     if not columns:
         raise SettingError("data.targets", list(targets[:NAMES_SHOWN]), f"leaves no column of {called} as input")
     return columns
@@ -167,12 +163,8 @@ def task_reason(encoding: TableEncoding, targets: Sequence[str], task: Task | No
 
 
 def _in_order(texts: Iterable[str]) -> tuple[str, ...]:
-    """Different texts in order; numbers by size."""
-    distinct = set(texts)
-    try:
-        return tuple(sorted(distinct, key=lambda text: (float(text), text)))
-    except ValueError:
-        return tuple(sorted(distinct))
+    """Texts in order: numbers by size, and then words."""
+    return tuple(sorted(texts, key=lambda text: (float(text) if NUMBER.fullmatch(text) else np.inf, text)))
 
 
 # -- problems of columns -----------------------------------------------------------------------------------------------
@@ -199,13 +191,12 @@ def _two_readings(name: str, cell: str, sign: str) -> Problem:
 
 
 def _grouped_points(table: Table, plain: Sequence[str], block: Floats, targets: Sequence[Column]) -> list[Problem]:
-    """Columns whose points, all before three digits, may separate thousands.
+    """Columns whose points, all before three digits, may separate thousands; none in tables with another point.
 
-    None if another point of the table is decimal; nor columns in which every number has a point, if commas separate
-    the columns.
+    None if commas separate the columns either: they are decimal where points separate thousands.
     """
     given = table.options.csv
-    if table.raw is None or {"decimal", "thousands"} & {*given}:
+    if table.raw is None or given["sep"] == "," or {"decimal", "thousands"} & {*given}:
         return []
     size = np.nan_to_num(np.abs(block), posinf=0.0)
     is_whole, in_thousands = size == np.rint(size), 1000 * size
@@ -213,17 +204,11 @@ def _grouped_points(table: Table, plain: Sequence[str], block: Floats, targets: 
     if not is_possible.all():
         return []
     names = [plain[place] for place in np.flatnonzero(~is_whole.all(axis=0)).tolist()]
-    raw = table.raw(names) if names else {}
-    cells = {name: [text for text in raw[name].str.strip().unique() if text] for name in names}
-    cells |= {column.name: list(column.texts) for column in targets if column.kind == "number"}
-    if not all(GROUPED.fullmatch(text) for texts in cells.values() for text in texts if "." in text):
+    cells = {name: texts.str.strip().unique() for name, texts in table.raw(names).items()} if names else {}
+    cells |= {one.name: one.texts for one in targets if one.kind == "number" and any("." in text for text in one.texts)}
+    if not all(GROUPED.fullmatch(text) for texts in cells.values() for text in texts if text):
         return []
-    found = []
-    for name, texts in cells.items():
-        points = [text for text in texts if "." in text]
-        if points and all(map(GROUPED.fullmatch, texts)) and (given["sep"] != "," or len(points) < len(texts)):
-            found.append(_two_readings(name, points[0], "."))
-    return found
+    return [_two_readings(name, next(text for text in texts if "." in text), ".") for name, texts in cells.items()]
 
 
 def _holds_numbers(column: Column) -> bool:
@@ -308,7 +293,7 @@ def load_file(
     task: Task | None = None,
     options: TableOptions | None = None,
     encoding: TableEncoding | None = None,
-    training: Training | None = None,
+    training: Callable[[int], NDArray[np.int64]] | None = None,
     warns: bool = True,
 ) -> Dataset:
     """Load the training data of a user, and warn of what may not be as meant (``Dataset.warnings``).
@@ -365,7 +350,7 @@ def load_frame(
     inputs: str | Sequence[str] = (),
     task: Task | None = None,
     options: TableOptions | None = None,
-    training: Training | None = None,
+    training: Callable[[int], NDArray[np.int64]] | None = None,
 ) -> Dataset:
     """Make a data set of a pandas data frame; parameters and errors as for `load_file`.
 
@@ -398,7 +383,7 @@ def _dataset_from_table(
     inputs: Sequence[str],
     task: Task | None,
     encoding: TableEncoding | None,
-    training: Training | None,
+    training: Callable[[int], NDArray[np.int64]] | None,
 ) -> Dataset:
     frame, options, warnings, is_new = table.frame, table.options, tuple[str, ...](), encoding is None
     if encoding is None:
