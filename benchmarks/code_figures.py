@@ -69,7 +69,7 @@ def figures() -> Iterator[Figure]:
     """The sizes that `docs/design.md` limits."""
     files, step, without = sources(LIBRARY), imported("with MPI"), imported("without MPI")
     core = sources(*(LIBRARY / name for name in CORE))
-    tables = [*(LIBRARY / "data").glob("table_*.py"), LIBRARY / "data/user_file.py"]
+    tables = (LIBRARY / "data").glob("table_*.py")
     own = [name for name, entry in COMMANDS.items() if not entry.distribution]
     parsers: Any = whole_parser()
     commands = [leaf for name in own for leaf in leaves(parsers.commands[name])]

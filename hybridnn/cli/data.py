@@ -101,7 +101,7 @@ def check_data(
     set_: Overrides = None,
     output_format: OutputFormat = "text",
 ) -> None:
-    """Show what every column of a table holds and becomes, its problems, and a command to train with."""
+    """Show what the columns of a table hold and become, its problems, and a command to train with."""
     from hybridnn.config.settings import load_settings
     from hybridnn.data.table_fitting import settings_of
 
@@ -140,7 +140,7 @@ def _ways_to_train(
     left_out = list(dict.fromkeys(problem.column for problem in unsolved if problem.column))
     drops = settings_of(found.problems).get("drop_columns", [])
     dropped = {*left_out, *(drops if isinstance(drops, list) else ())}
-    has_inputs = len(dropped) < sum(line.becomes not in ("target", "left out") for line in found.columns)
+    has_inputs = len(dropped) < sum(line.becomes != "target" for line in found.columns)
     if left_out and has_inputs:
         what = "the command has no setting for the problems of these columns"
         lines.append(("left out", f"{what}: {column_list(left_out)}"))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .synthetic import SyntheticRows, SyntheticSpec
     from .table_encoding import TableEncoding
     from .table_file import TableOptions
-    from .user_file import load_file, load_frame
+    from .table_fitting import load_file, load_frame
 
 __all__ = [
     "ArrayRows",
@@ -63,7 +63,7 @@ _HOME = {
     "SyntheticRows SyntheticSpec": "synthetic",
     "TableEncoding": "table_encoding",
     "TableOptions": "table_file",
-    "load_file load_frame": "user_file",
+    "load_file load_frame": "table_fitting",
 }
 """Modules of the names that a training on arrays does not need."""
 

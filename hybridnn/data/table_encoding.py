@@ -25,7 +25,6 @@ Kind = Literal["number", "truth", "date", "text"]
 ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)?)?")
 DAY_FIRST = re.compile(r"(\d\d?)([./-])(\d\d?)\2(\d{4})( \d\d:\d\d(:\d\d)?)?")  # 31.12.2026
 ISO = "ISO8601"  # for pandas, the form of such dates
-WIDE = 1000  # columns from which pandas selects columns more slowly than NumPy
 CELLS_SHOWN = 5  # texts of odd cells in a message
 TARGET_ADVICE = 'only inputs can be filled in; set data.missing_targets to "drop" to leave out these rows'
 
@@ -67,11 +66,8 @@ class Column(NamedTuple):
 
 def number_block(table: DataFrame, places: NDArray[np.intp]) -> Floats:
     """The columns of numbers at these places, shape (rows, columns), with NaN for missing values."""
-    if len(places) < WIDE:
-        block: Floats = table.iloc[:, places].to_numpy(np.float64, na_value=np.nan)
-        return block
-    everything = table.to_numpy(np.float64 if len(places) == table.shape[1] else object, na_value=np.nan)
-    return np.take(everything, places, axis=1).astype(np.float64, copy=False)
+    block: Floats = table.iloc[:, places].to_numpy(np.float64, na_value=np.nan)
+    return block
 
 
 def read_columns(
@@ -109,9 +105,11 @@ def _cell_text(cell: object) -> str:
 
 def _decided(name: str, texts: Sequence[str], csv: Csv, kind: Kind | None) -> tuple[Kind, Floats]:
     """What texts are, unless `kind` states it, and the number of each, NaN where it has none."""
+    words = dict.fromkeys(["false", "False", "FALSE", *csv.get("false_values", ())], 0.0)
+    words |= dict.fromkeys(["true", "True", "TRUE", *csv.get("true_values", ())], 1.0)
     readings: dict[Kind, Floats] = {
         "number": numbers_of(texts, csv),
-        "truth": _truths_of(texts, csv),
+        "truth": np.array([words.get(text, np.nan) for text in texts], np.float64),
         "date": _days_of(name, texts, csv),
     }
     for other, numbers in readings.items():
@@ -126,12 +124,6 @@ def numbers_of(texts: Sequence[str], csv: Csv) -> Floats:
     plain = str.maketrans({".": "?", **dict.fromkeys(groups, ""), csv.get("decimal", "."): ".", "\u2212": "-"})
     cells = [text.translate(plain) for text in texts]
     return np.array([float(cell) if NUMBER.fullmatch(cell) else np.nan for cell in cells], np.float64)
-
-
-def _truths_of(texts: Sequence[str], csv: Csv) -> Floats:
-    words = {word: 0.0 for word in ("false", "False", "FALSE", *csv.get("false_values", ()))}
-    words |= {word: 1.0 for word in ("true", "True", "TRUE", *csv.get("true_values", ()))}
-    return np.array([words.get(text, np.nan) for text in texts], np.float64)
 
 
 def _days_of(name: str, texts: Sequence[str], csv: Csv) -> Floats:

@@ -44,17 +44,10 @@ CSV_KEYS = (
 NOT_PASSED = {"names", "header", "encoding", "parse_dates", "dayfirst", "date_format"}  # handled here
 
 MOST_SKIPPED = 1_000_000  # lines
-MOST_COLUMNS = 900_000  # for more, pandas takes about a minute
+MOST_COLUMNS = 500_000  # which take half a minute
 SAMPLE, SAMPLE_LINES = 1 << 16, 50  # characters and lines from which the separator is found
 BLOCK = 1 << 20
 FEW = 64  # columns
-BEGINNINGS = {
-    rb"\xef\xbb\xbf": "utf-8-sig",
-    rb"\xff\xfe|\xfe\xff": "utf-16",
-    rb"[^\0]\0[^\0]\0": "utf-16-le",  # without a byte-order mark
-    rb"\0[^\0]\0[^\0]": "utf-16-be",
-}
-"""Patterns of the first bytes of a file, and the encodings that they announce."""
 SEPARATORS = (",", ";", "\t", "|")
 NUMBER = re.compile(r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?|inf|infinity)", re.I | re.A)
 FIRST_LINE = 'set data.csv.header = "None" if it is data (the columns are then named 0, 1, …), or to 0 if it names them'
@@ -98,13 +91,10 @@ def _checked(key: str, value: Any) -> Any:
     if key in LISTS and not isinstance(value, Mapping):
         parts = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
         value = [unicodedata.normalize("NFC", str(part).strip()) for part in parts]
+    more = {} if key == "parse_dates" else {key: value}  # of columns that this text does not have
     try:
-        if key == "encoding":
-            codecs.lookup(value)
-        elif key != "parse_dates":
-            pandas.read_csv(io.StringIO("a\n" * 3), **{key: value})
-    except (pandas.errors.EmptyDataError, pandas.errors.ParserError):
-        pass  # wrong for this text alone
+        with suppress(pandas.errors.EmptyDataError, pandas.errors.ParserError, UnicodeError):  # wrong for it alone
+            pandas.read_csv(io.BytesIO(b"a\n" * 3), **more)
     except (TypeError, ValueError, LookupError) as error:
         raise SettingError(name, value, f"refused by pandas.read_csv: {one_line(str(error))}") from error
     return value
@@ -229,8 +219,9 @@ def _read_parquet(called: str, file: io.BufferedReader) -> DataFrame:
 
 def _announced(called: str, file: io.BufferedReader, given: str) -> str | None:
     """The encoding that the first bytes announce; `DataError` for characters NUL, at which pandas would end a cell."""
-    start = file.read(64)
-    found = next((encoding for pattern, encoding in BEGINNINGS.items() if re.match(pattern, start, re.S)), None)
+    marks = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+    start = file.read(3)
+    found = next((encoding for mark, encoding in marks.items() if start.startswith(mark)), None)
     file.seek(0)
     if not re.search("16|32", found or given) and any(b"\0" in block for block in iter(lambda: file.read(BLOCK), b"")):
         raise DataError(f"{called} has the character NUL, which no text has: {NO_TEXT}")
@@ -241,22 +232,17 @@ class _Text:
     """A file of text, and the arguments of pandas for it, with what is found in its first lines."""
 
     def __init__(self, path: Path, called: str, encoding: str, options: TableOptions, like: Any) -> None:
-        self.path, self.called, self.options, self.like = path, called, options, like
-        self.known_inputs = set() if like is None else {*like.columns}
-        self.csv, self.encoding = dict(options.csv), encoding
+        self.path, self.called, self.encoding, self.options, self.like = path, called, encoding, options, like
+        self.known_inputs, self.csv = set() if like is None else {*like.columns}, dict(options.csv)
         header = options.csv.get("header", "None" if "names" in options.csv else 0)
         self.header: int | None = None if header == "None" else header
-        skipped, size, lines = options.csv.get("skiprows", 0), 0, list[str]()
+        skipped, lines = options.csv.get("skiprows", 0), list[str]()
         before = skipped + (self.header or 0)
         with self.opened() as file:  # at least three lines from the header line on
-            while (size < SAMPLE or len(lines) < before + 3) and len(lines) < before + SAMPLE_LINES:
+            while len(lines) < before + 3 or (len(lines) < before + SAMPLE_LINES and sum(map(len, lines)) < SAMPLE):
                 lines.append(file.readline())
-                size += len(lines[-1])
-        if stated := re.fullmatch(r'"?sep=(.)"?\s*', lines[skipped]):  # as Excel writes
-            self.csv |= {"skiprows": skipped + 1, "sep": stated[1]}
-        self.lines = lines[self.csv.get("skiprows", 0) :]
-        self.records = self.separated()
-        self.names, self.has_row_names = self.columns()
+        self.lines = lines[skipped:]
+        self.names, self.has_row_names = self.columns(*self.separated())
 
     def opened(self) -> io.TextIOWrapper:
         return io.TextIOWrapper(open_regular(self.path), encoding=self.encoding, newline="")
@@ -295,17 +281,18 @@ class _Text:
         return [cells for record in reader if (cells := [cell.strip() for cell in record]) not in ([], [""])]
 
     def separated(self) -> list[list[str]]:
-        """Find the separator, and return the first records."""
+        """Find the separator, and return the names, which a file without header line does not have, and first rows."""
         own, inputs, found = self.csv.get("sep"), self.known_inputs, dict[str, list[list[str]]]()
         for separator in dict.fromkeys([*filter(None, [own]), *(SEPARATORS if inputs or not own else ())]):
             with suppress(csv.Error):  # a line without this separator may be too long for a cell
-                found[separator] = self.split(separator)
+                records = self.split(separator)
+                found[separator] = [[], *records] if self.header is None else records[self.header :] or [[]]
         if not found:
             how = f"a cell has more than {csv.field_size_limit():,} characters"
             raise DataError(f"{self.called} is not a text file of columns: {how}")
 
         def fits(separator: str) -> tuple[int, ...]:
-            names, *rows = [[], *found[separator]] if self.header is None else found[separator][self.header :] or [[]]
+            names, *rows = found[separator]
             sizes = Counter(map(len, rows))
             columns = len(names) or max(sizes, key=lambda size: sizes[size], default=0)
             is_own = separator == own and max(sizes, default=0) >= min(2, len(inputs))
@@ -315,16 +302,14 @@ class _Text:
         self.csv["sep"] = max(found, key=fits)
         return found[self.csv["sep"]]
 
-    def columns(self) -> tuple[list[str], bool]:
+    def columns(self, names: list[str], *rows: list[str]) -> tuple[list[str], bool]:
         """The names of all columns, empty for those without, and whether rows begin with a name of their own."""
-        names, *rows = [[], *self.records] if self.header is None else self.records[self.header :] or [[]]
         if not rows:
             raise DataError(f"{self.called}: no line of data after the header line")
-        width = len(rows[0])
+        width, names = len(rows[0]), list(as_names(names))
         if self.header is None:
             self.csv.setdefault("names", [str(number) for number in range(width)])
             return self.given_names(width), False
-        names = list(as_names(names))
         if "header" not in self.csv and self.known_inputs.isdisjoint(names) and _are_data(names, rows):
             seen = f"the first line seems to hold data ({column_list(names)})"
             raise DataError(f"{self.called}: {seen}; {FIRST_LINE}")

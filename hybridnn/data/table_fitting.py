@@ -1,26 +1,30 @@
-"""What each column of a training table holds, decided once from all of its cells, and why it cannot be used so."""
+"""Data of a user to train on: files, data frames, and what each column of a table holds, decided from all its cells."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn.errors import DataError, SettingError, one_line
-from hybridnn.utils.text import NAMES_SHOWN, column_list, counted, printable, shown_path
+from hybridnn.errors import DataError, SettingError, one_line, warn_caller
+from hybridnn.utils.text import NAMES_SHOWN, column_list, counted, printable, shown_path, user_path
 
-from .loaders import LOSS_DECIDES
-from .rows import Task
+from .dataset import Dataset
+from .loaders import LOSS_DECIDES, label_warning, user_arrays
+from .rows import ArrayRows, Task, constant_targets
 from .table_encoding import TARGET_ADVICE, Column, Floats, Kind, TableEncoding, number_block, read_columns
-from .table_file import Table, TableOptions, as_names, read_table, require_columns
+from .table_file import NUMBER, Table, TableOptions, as_names, named_frame, read_table, require_columns
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+TABLES = (".csv", ".tsv", ".txt", ".parquet")
+SUFFIXES = (*TABLES, ".npz")
 
 MOST_LABELS, ROWS_PER_LABEL = 20, 2  # whole numbers are labels up to so many, with on average so many rows each
 MOST_CATEGORIES = 1_000  # values of one column that become inputs
@@ -84,7 +88,8 @@ class Examination(NamedTuple):
     """What a table holds, and why it cannot be used."""
 
     encoding: TableEncoding
-    columns: dict[str, Column]  # that were read cell by cell; the other inputs are numbers
+    plain: dict[str, Floats]  # input columns of numbers, with NaN for missing values
+    columns: dict[str, Column]  # the others and the targets, which were read cell by cell
     problems: list[Problem]
 
 
@@ -94,9 +99,7 @@ def examine(table: Table, called: str, targets: Sequence[str], inputs: Sequence[
     Without a `task`, one target column of text, truth values or few whole numbers holds labels.
     """
     frame, options, parsed = table.frame, table.options, table.options.csv.get("parse_dates", ())
-    columns = choose_columns(frame, called, targets, inputs, options.drop_columns)
-    require_columns(called, frame, options.text_columns, "which data.text_columns names")
-    require_columns(called, frame, parsed, "which data.csv.parse_dates names")
+    columns = _input_columns(table, called, targets, inputs, parsed)
     stated: dict[str, Kind] = {**dict.fromkeys(parsed, "date"), **dict.fromkeys(options.text_columns, "text")}
     dtypes = dict(zip(frame.columns, (dtype.kind for dtype in frame.dtypes), strict=True))
     plain = [name for name in columns if dtypes[name] in "iuf" and name not in stated]
@@ -129,20 +132,21 @@ def examine(table: Table, called: str, targets: Sequence[str], inputs: Sequence[
         options=options,
         has_row_names=table.has_row_names,
     )
-    return Examination(encoding, found, problems + wrong)
+    return Examination(encoding, dict(zip(plain, block.T, strict=True)), found, problems + wrong)
 
 
-def choose_columns(
-    table: DataFrame, called: str, targets: Sequence[str], inputs: Sequence[str], dropped: Sequence[str]
+def _input_columns(
+    table: Table, called: str, targets: Sequence[str], inputs: Sequence[str], parsed: Sequence[str]
 ) -> list[str]:
     """Input columns, in order: `inputs`, or all that are no targets and not dropped."""
-    for names, what in ((dropped, "data.drop_columns"), (inputs, "data.inputs"), (targets, "data.targets")):
-        require_columns(called, table, names, f"which {what} names")
-    used = Counter([*inputs, *targets, *dropped])
+    named = {"drop_columns": table.options.drop_columns, "inputs": inputs, "targets": targets}
+    for key, names in {**named, "text_columns": table.options.text_columns, "csv.parse_dates": parsed}.items():
+        require_columns(called, table.frame, names, f"which data.{key} names")
+    used = Counter(name for names in named.values() for name in names)
     if twice := [name for name, times in used.items() if times > 1]:
         how = "each column only once in data.inputs, data.targets and data.drop_columns"
         raise SettingError("data.targets" if {*twice} & {*targets} else "data.inputs", twice[:NAMES_SHOWN], how)
-    columns = list(inputs) or [name for name in table.columns if name not in used]
+    columns = list(inputs) or [name for name in table.frame.columns if name not in used]
     if not columns:
         raise SettingError("data.targets", list(targets[:NAMES_SHOWN]), f"leaves no column of {called} as input")
     return columns
@@ -159,12 +163,8 @@ def task_reason(encoding: TableEncoding, targets: Sequence[str], task: Task | No
 
 
 def _in_order(texts: Iterable[str]) -> tuple[str, ...]:
-    """Different texts in order; numbers by size."""
-    distinct = set(texts)
-    try:
-        return tuple(sorted(distinct, key=lambda text: (float(text), text)))
-    except ValueError:
-        return tuple(sorted(distinct))
+    """Texts in order: numbers by size, and then words."""
+    return tuple(sorted(texts, key=lambda text: (float(text) if NUMBER.fullmatch(text) else np.inf, text)))
 
 
 # -- problems of columns -----------------------------------------------------------------------------------------------
@@ -191,13 +191,12 @@ def _two_readings(name: str, cell: str, sign: str) -> Problem:
 
 
 def _grouped_points(table: Table, plain: Sequence[str], block: Floats, targets: Sequence[Column]) -> list[Problem]:
-    """Columns whose points, all before three digits, may separate thousands.
+    """Columns whose points, all before three digits, may separate thousands; none in tables with another point.
 
-    None if another point of the table is decimal; nor columns in which every number has a point, if commas separate
-    the columns.
+    None if commas separate the columns either: they are decimal where points separate thousands.
     """
     given = table.options.csv
-    if table.raw is None or {"decimal", "thousands"} & {*given}:
+    if table.raw is None or given["sep"] == "," or {"decimal", "thousands"} & {*given}:
         return []
     size = np.nan_to_num(np.abs(block), posinf=0.0)
     is_whole, in_thousands = size == np.rint(size), 1000 * size
@@ -205,17 +204,11 @@ def _grouped_points(table: Table, plain: Sequence[str], block: Floats, targets: 
     if not is_possible.all():
         return []
     names = [plain[place] for place in np.flatnonzero(~is_whole.all(axis=0)).tolist()]
-    raw = table.raw(names) if names else {}
-    cells = {name: [text for text in raw[name].str.strip().unique() if text] for name in names}
-    cells |= {column.name: list(column.texts) for column in targets if column.kind == "number"}
-    if not all(GROUPED.fullmatch(text) for texts in cells.values() for text in texts if "." in text):
+    cells = {name: texts.str.strip().unique() for name, texts in table.raw(names).items()} if names else {}
+    cells |= {one.name: one.texts for one in targets if one.kind == "number" and any("." in text for text in one.texts)}
+    if not all(GROUPED.fullmatch(text) for texts in cells.values() for text in texts if text):
         return []
-    found = []
-    for name, texts in cells.items():
-        points = [text for text in texts if "." in text]
-        if points and all(map(GROUPED.fullmatch, texts)) and (given["sep"] != "," or len(points) < len(texts)):
-            found.append(_two_readings(name, points[0], "."))
-    return found
+    return [_two_readings(name, next(text for text in texts if "." in text), ".") for name, texts in cells.items()]
 
 
 def _holds_numbers(column: Column) -> bool:
@@ -289,6 +282,140 @@ def _fit_classes(
     return classes, [problem] if problem else []
 
 
+# -- data sets of a user -----------------------------------------------------------------------------------------------
+
+
+def load_file(
+    path: str | Path,
+    targets: str | Sequence[str] = (),
+    *,
+    inputs: str | Sequence[str] = (),
+    task: Task | None = None,
+    options: TableOptions | None = None,
+    encoding: TableEncoding | None = None,
+    training: Callable[[int], NDArray[np.int64]] | None = None,
+    warns: bool = True,
+) -> Dataset:
+    """Load the training data of a user, and warn of what may not be as meant (``Dataset.warnings``).
+
+    Parameters
+    ----------
+    path : str or Path
+        ``.npz`` with ``x_train``, ``y_train`` and optionally ``x_test``, ``y_test``, or a table: ``.csv``, ``.tsv`` or
+        ``.txt`` with a header line, or ``.parquet``.
+    targets, inputs : str or sequence of str
+        Target columns of a table, and its input columns in this order; if empty, all columns but the targets.
+    task : {'classification', 'regression'}, optional
+        By default, floats are regression targets, and integers are labels; in a table, one target column of text, truth
+        values or few whole numbers holds labels.
+    options : TableOptions, optional
+        How a table is read.
+    encoding : TableEncoding, optional
+        Encoding of the table that a network was trained on, in place of a new one for this table.
+    training : callable, optional
+        Takes the number of samples and returns the indices of the training samples, whose means replace missing values;
+        by default all.
+    warns : bool
+        False leaves the warnings to the caller.
+
+    Raises
+    ------
+    DataError
+        If the file is missing or cannot be used; the message names the file, and the key or the columns.
+    SettingError
+        If `targets` are missing for a table, or `targets` or `inputs` are given for an ``.npz``.
+    """
+    path, options, named = user_path(path), options or TableOptions(), (as_names(targets), as_names(inputs))
+    if has_table(path, "data.file"):
+        table = read_table(path, options, named[0], encoding)
+        if not named[0]:
+            how = "a table needs the names of its target columns, as in --targets price"
+            raise SettingError("data.targets", [], how)
+        data = _dataset_from_table(table, path.name, shown_path(path), *named, task, encoding, training)
+    else:
+        given = dict(zip(("targets", "inputs"), map(list, named), strict=True)) | vars(options)
+        for key, value in given.items():
+            if value and value != vars(TableOptions()).get(key):
+                raise SettingError(f"data.{key}", value, "only for tables; an .npz file has x_train and y_train")
+        data = user_arrays(path, task)
+    for text in data.warnings if warns else ():
+        warn_caller(text)
+    return data
+
+
+def load_frame(
+    frame: DataFrame,
+    targets: str | Sequence[str],
+    *,
+    inputs: str | Sequence[str] = (),
+    task: Task | None = None,
+    options: TableOptions | None = None,
+    training: Callable[[int], NDArray[np.int64]] | None = None,
+) -> Dataset:
+    """Make a data set of a pandas data frame; parameters and errors as for `load_file`.
+
+    The index is left out, unless it has a name. ``Dataset.encoding`` encodes other frames for the same network, and
+    names the classes.
+    """
+    if not hasattr(frame, "columns"):
+        raise DataError(f"the frame is of the type {type(frame).__name__}: must be a data frame of pandas")
+    table = Table(named_frame(frame, "the frame"), options or TableOptions())
+    names = as_names(targets), as_names(inputs)
+    data = _dataset_from_table(table, "frame", "the frame", *names, task, None, training)
+    for text in data.warnings:
+        warn_caller(text)
+    return data
+
+
+def has_table(path: Path, setting: str) -> bool:
+    """Whether a file of a user has a table, by the end of its name; `SettingError` for files of other kinds."""
+    if path.suffix.lower() not in SUFFIXES:
+        how = "must end in .npz, .csv, .tsv, .txt or .parquet: save a sheet as .csv, and unpack what is compressed"
+        raise SettingError(setting, str(path), f"the name of the file {how}")
+    return path.suffix.lower() in TABLES
+
+
+def _dataset_from_table(
+    table: Table,
+    name: str,
+    called: str,
+    targets: Sequence[str],
+    inputs: Sequence[str],
+    task: Task | None,
+    encoding: TableEncoding | None,
+    training: Callable[[int], NDArray[np.int64]] | None,
+) -> Dataset:
+    frame, options, warnings, is_new = table.frame, table.options, tuple[str, ...](), encoding is None
+    if encoding is None:
+        found = examine(table, called, targets, inputs, task)
+        require_no_problem(called, found.problems)
+        encoding = found.encoding.with_means(frame, called, training)
+    x, y = encoding.encode(frame, called, targets=targets)
+    if y is None or not len(x):
+        raise DataError(f"{called}: no row has all of its values")
+    if is_new and (constant := constant_targets(y)).any():
+        column = int(np.argmax(constant))
+        raise DataError(f"{called}: target {targets[column]!r} has one value only: there is nothing to learn")
+    if is_new and task is None and not encoding.classes and targets[0] not in encoding.kinds:
+        warnings = label_warning(called, targets[0], y, "set model.loss to cross_entropy")
+    used = {*encoding.columns, *targets, *options.drop_columns}
+    dropped = len(frame) - len(x)
+    left = f"; {dropped:,} of {len(frame):,} rows have missing values and are left out" if dropped else ""
+    return Dataset(
+        name,
+        "classification" if encoding.classes else "regression",
+        encoding.features,
+        len(encoding.classes) or len(targets),
+        ArrayRows(x, y),
+        None,
+        inputs=encoding.columns,
+        ignored=tuple(column for column in frame.columns if column not in used),
+        task_reason=task_reason(encoding, targets, task) + left,
+        encoding=encoding,
+        warnings=warnings,
+    )
+
+
 # -- check of a table --------------------------------------------------------------------------------------------------
 
 
@@ -323,37 +450,35 @@ def check_table(
     options: TableOptions | None = None,
 ) -> TableCheck:
     """Examine a table; without targets, all columns are inputs. Parameters and errors as for `load_file`."""
-    names, called, options = as_names(targets), shown_path(path), options or TableOptions()
+    names, options = as_names(targets), options or TableOptions()
     table = read_table(path, options, names)
-    found = examine(table, called, names, as_names(inputs), task)
+    found = examine(table, shown_path(path), names, as_names(inputs), task)
     is_known = all(problem.column or "missing_targets" in problem.settings for problem in found.problems)
     reason = task_reason(found.encoding, names, task) if names and is_known else ""
-    becomes = dict.fromkeys(table.frame.columns, "left out") | dict.fromkeys(found.encoding.columns, "input")
-    becomes |= dict.fromkeys(names, "target")
     separator = repr(table.options.csv["sep"]) if table.raw else ""
-    lines = _lines(table.frame, called, found, becomes)
-    return TableCheck(len(table.frame), reason, separator, names, lines, found.problems)
+    lines = {name: _number_line(name, cells) for name, cells in found.plain.items()}
+    for name, column in found.columns.items():
+        lines[name] = _cells_line(column, options.categories == "one-hot", is_target=name in names)
+    in_order = [lines[name] for name in table.frame.columns if name in lines]
+    return TableCheck(len(table.frame), reason, separator, names, in_order, found.problems)
 
 
-def _lines(frame: DataFrame, called: str, found: Examination, becomes: Mapping[str, str]) -> list[ColumnLine]:
-    options, lines = found.encoding.options, dict[str, ColumnLine]()
-    is_plain = np.array([dtype.kind in "iuf" for dtype in frame.dtypes]) & ~frame.columns.isin(list(found.columns))
-    block = number_block(frame, np.flatnonzero(is_plain))
-    for name, cells in zip(frame.columns[is_plain], block.T, strict=True):
-        numbers = np.unique(cells[~np.isnan(cells)])
-        shown = " to ".join(f"{end:g}" for end in dict.fromkeys([*numbers[:1], *numbers[-1:]]))
-        sizes = int(np.isnan(cells).sum()), len(numbers)
-        lines[name] = ColumnLine(printable(name, 40), "numbers", *sizes, shown, becomes[name])
-    stated = {name: column.kind for name, column in found.columns.items()}
-    kinds = {"number": "numbers", "truth": "truth values", "date": "dates", "text": "text"}
-    inputs = {"number": "input", "truth": "input, 0 or 1", "date": "input, days since 1970"}
-    for column in read_columns(frame, np.flatnonzero(~is_plain), options.csv, called, stated):
-        name, values = column.name, column.texts[:1]
-        if column.kind in ("number", "date") and len(column.texts) > 1 and not column.odd():
-            values = tuple(column.texts[int(find(column.numbers))] for find in (np.argmin, np.argmax))
-        of_text = f"{len(column.texts):,} inputs" if options.categories == "one-hot" else "?"
-        becoming = inputs.get(column.kind, of_text) if becomes[name] == "input" else becomes[name]
-        shown = " to ".join(printable(value, 20) for value in values)
-        sizes = int((column.codes < 0).sum()), len(column.texts)
-        lines[name] = ColumnLine(printable(name, 40), kinds[column.kind], *sizes, shown, becoming)
-    return [lines[name] for name in frame.columns]
+def _number_line(name: str, cells: Floats) -> ColumnLine:
+    numbers = np.unique(cells[~np.isnan(cells)])
+    shown = " to ".join(f"{end:g}" for end in dict.fromkeys([*numbers[:1], *numbers[-1:]]))
+    return ColumnLine(printable(name, 40), "numbers", int(np.isnan(cells).sum()), len(numbers), shown, "input")
+
+
+def _cells_line(column: Column, is_one_hot: bool, is_target: bool) -> ColumnLine:
+    values = column.texts[:1]
+    if column.kind in ("number", "date") and len(column.texts) > 1 and not column.odd():
+        values = tuple(column.texts[int(find(column.numbers))] for find in (np.argmin, np.argmax))
+    holds, becomes = {
+        "number": ("numbers", "input"),
+        "truth": ("truth values", "input, 0 or 1"),
+        "date": ("dates", "input, days since 1970"),
+        "text": ("text", f"{len(column.texts):,} inputs" if is_one_hot else "?"),
+    }[column.kind]
+    shown = " to ".join(printable(value, 20) for value in values)
+    sizes = int((column.codes < 0).sum()), len(column.texts)
+    return ColumnLine(printable(column.name, 40), holds, *sizes, shown, "target" if is_target else becomes)

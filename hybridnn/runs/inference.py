@@ -20,7 +20,7 @@ from hybridnn.data import ArrayRows, Dataset, Rows, StandardizedRows, SubsetRows
 from hybridnn.data.loaders import npz_samples
 from hybridnn.data.rows import as_rows
 from hybridnn.data.table_file import Table, TableOptions, read_table, require_columns
-from hybridnn.data.user_file import SUFFIXES, TABLES, has_table
+from hybridnn.data.table_fitting import SUFFIXES, TABLES, has_table
 from hybridnn.errors import DataError, SettingError
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.runs.data import PlacedData, place_data

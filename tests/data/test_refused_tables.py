@@ -97,6 +97,18 @@ FOLLOWED: dict[str, tuple[str | bytes, str, str, str]] = {
         "csv.skiprows=1",
         "classification",
     ),
+    "Excel's line": (
+        "\ufeffsep=;\r\n" + rows("a;y", "#;p", "#;q"),
+        "column 2 has no name .* set data.csv.skiprows to their number, or data.csv.comment to their sign",
+        "csv.skiprows=1",
+        "classification",
+    ),
+    "UTF-16 without a mark": (
+        rows("größe;y", "3;p", "4;q").encode("utf-16-le"),
+        "has the character NUL.* or state its encoding in data.csv.encoding",
+        "csv.encoding=utf-16-le",
+        "classification",
+    ),
     "bytes": (
         rows("a,y", "größer,p", "b,q").encode("cp1252"),
         "not a text file in UTF-8 .*byte 0xf6.*: .* or state its encoding in data.csv.encoding",
