@@ -220,7 +220,7 @@ def test_a_regrade_lists_what_changed_and_why(tmp_path: Path) -> None:
     assert list(changed_checks(before, after)) == [Change("ada.zip", "bounds, hidden, two", 0, 2, "wrong outputs")]
     assert list(changed_checks(after, after)) == []
     broken = grades("broken", gradable=False, reason="no zip")
-    assert list(changed_checks(broken, after)) == [Change("ada.zip", "all", 0, 3, "was not gradable: no zip")]
+    assert list(changed_checks(broken, after)) == [Change("ada.zip", "all", 0, 3, "had no grade: no zip")]
     with pytest.raises(DataError, match="the gradings are of a1 and a2"):
         list(changed_checks(grades("other", assignment="a1"), after))
     with pytest.raises(DataError, match="has no outcomes"):

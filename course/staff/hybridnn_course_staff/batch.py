@@ -216,7 +216,7 @@ def _outcome_of(grader: Grader, folder: Path, name: str, out: Path) -> Outcome:
         return _unreadable(grader, error)
     file = _outcome_file(grader, name, data, out)
     outcome = stored_outcome(file)
-    if outcome is None:
+    if outcome is None or outcome.again:
         outcome = grader.grade(data).model_copy(update={"submission": name})
         write_atomically(file, outcome.model_dump_json(indent=1).encode())
     return outcome

@@ -374,6 +374,8 @@ def _kinds(task: TaskOutcome) -> list[Kind]:
 
 def _summary(outcome: Outcome) -> str:
     """The first sentence that a student reads."""
+    if outcome.again:
+        return UNFINISHED
     if not outcome.gradable:
         return f"This submission cannot be graded: {_plain(outcome.reason)}"
     return f"{outcome.points:g} of {outcome.possible:g} points."
@@ -387,6 +389,7 @@ def _staff_report(outcome: Outcome) -> str:
         f"variant: {variant or '-'}",
         *(f"mistake: {name}" for name in outcome.mistakes),
         *(f"look at: {_plain(flag)}" for flag in outcome.flags),
+        *([f"to be graded again: {_plain(outcome.again)}"] if outcome.again else []),
     ]
     return "\n".join(lines) + "\n"
 

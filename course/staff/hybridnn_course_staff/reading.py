@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import pickle
 import resource
+import signal
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from hybridnn_course.assignment import OTHER_VARIANT
+from hybridnn_course.execution import MachineError
 from hybridnn_course.submission import Submission, UngradableError, parsed_code, read_submission
 from hybridnn_course_staff.assignment import Assignment
 from hybridnn_course_staff.similarity import copied_functions
@@ -19,7 +21,10 @@ READ_SECONDS = 10  # of processor time
 def read_in_time(
     assignment: Assignment, data: bytes | Mapping[str, bytes], modules: Collection[str] = ()
 ) -> Submission:
-    """As `read_submission`, in a process with a limit of processor time, and with flags for copied functions."""
+    """As `read_submission`, in a process with a limit of processor time, and with flags for copied functions.
+
+    `MachineError` where that process ends for another reason.
+    """
     receiver, sender = os.pipe()
     process = os.fork()
     if process == 0:
@@ -39,7 +44,9 @@ def read_in_time(
     os.close(sender)
     with os.fdopen(receiver, "rb") as file:
         result = file.read()
-    os.waitpid(process, 0)
+    _, status = os.waitpid(process, 0)
+    if not result and not (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGXCPU):
+        raise MachineError("the process that reads it was lost")
     answer: Submission | str = pickle.loads(result) if result else f"reading it takes more than {READ_SECONDS} s"
     if isinstance(answer, str):
         raise UngradableError(answer)

@@ -46,8 +46,8 @@ def changed_checks(before: Mapping[str, Outcome], after: Mapping[str, Outcome]) 
         raise DataError(f"the gradings are of {' and '.join(sorted(kinds))}")
     for name in sorted(before.keys() & after.keys()):
         one, two = before[name], after[name]
-        if one.gradable != two.gradable:
-            why = f"was not gradable: {one.reason}" if two.gradable else f"is not gradable: {two.reason}"
+        if one.ungraded != two.ungraded:
+            why = f"had no grade: {one.ungraded}" if not two.ungraded else f"has no grade: {two.ungraded}"
             yield Change(name, "all", one.points, two.points, why)
             continue
         old, new = _checks(one), _checks(two)

@@ -56,7 +56,10 @@ def grade(
     isolation: Isolation = "auto",
     case_seconds: Annotated[float, option("Time limit of one case.", "S", "--case-seconds", least=0.1)] = 10.0,
 ) -> None:
-    """Grade a folder of submissions; what is graded already is kept, and the points of a rubric are added."""
+    """Grade a folder of submissions; what is graded already is kept, and the points of a rubric are added.
+
+    Exit code 1 where the machine failed, so that submissions are to be graded again.
+    """
     from hybridnn_course.isolation import close_to_others, missing_protection
     from hybridnn_course_staff.batch import find_submissions, grade_folder, other_files, times_received
 
@@ -67,6 +70,7 @@ def grade(
         outcome = graded.outcome
         points = f"{outcome.points:g}" if outcome.tasks else "received"
         result = points if outcome.gradable else f"not gradable: {outcome.reason}"
+        result = outcome.ungraded if outcome.again else result
         console.print(f"{graded.name}: {result}", soft_wrap=True)
 
     students = _students(roster)
@@ -76,9 +80,13 @@ def grade(
         close_to_others(folder)
     if missing := missing_protection(grader.isolation):
         console.print(missing, style="yellow", soft_wrap=True)
-    _write_reports(grader, grade_folder(grader, submissions, out, jobs=jobs, told=told), out, students, times)
+    graded = grade_folder(grader, submissions, out, jobs=jobs, told=told)
+    _write_reports(grader, graded, out, students, times)
     if others := other_files(submissions):
         console.print(f"not graded, as they are no zip files: {', '.join(others)}", soft_wrap=True)
+    if again := sum(bool(item.outcome.again) for item in graded):
+        console.print(f"{counted(again, 'submission')} to be graded again, by the same command", soft_wrap=True)
+        raise typer.Exit(1)
 
 
 def report(
@@ -255,9 +263,9 @@ def _write_reports(
     flagged = with_student_flags(graded, students)
     for path in write_reports(grader.assignment, flagged, out, grader.course.settings.feedback, times):
         console.print(str(path), soft_wrap=True)
-    there = {item.outcome.student for item in graded if item.outcome.gradable}
+    there = {item.outcome.student for item in graded if not item.outcome.ungraded}
     settings = grader.course.settings.assignments.get(grader.assignment.id, AssignmentSettings())
-    received = {item.name: item.outcome.student for item in graded if item.outcome.gradable}
+    received = {item.name: item.outcome.student for item in graded if not item.outcome.ungraded}
     days = {name: settings.days_late(student, times[name]) for name, student in received.items()}
     if late := [f"{name} {count}" for name, count in days.items() if count]:
         console.print(f"days late: {', '.join(late)}", soft_wrap=True)
