@@ -47,7 +47,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Bound:
-    """A measured amount: full points up to `full`, none from `zero` on, linear between them."""
+    """A measured amount: full points up to `full`, none from `zero` on, by another method; linear between them."""
 
     what: str
     value: float

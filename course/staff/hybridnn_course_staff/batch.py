@@ -23,6 +23,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+import hybridnn_course
 from hybridnn._version import __version__
 from hybridnn.errors import DataError, EnvironmentProblem
 from hybridnn.utils.files import FileError, read_bytes, read_text, write_atomically
@@ -92,6 +93,7 @@ def grade_folder(
     out: Path,
     *,
     jobs: int = 1,
+    begun: Callable[[int, int], None] = lambda kept, new: None,
     told: Callable[[Graded], None] = lambda _: None,
 ) -> list[Graded]:
     """Grade every submission that has no outcome yet, and return all outcomes by name.
@@ -102,8 +104,10 @@ def grade_folder(
         Folder of the outcomes.
     jobs : int
         Submissions that are graded at the same time.
+    begun : callable
+        Called with the number of outcomes that are kept, and of submissions to grade.
     told : callable
-        Called after each one.
+        Called after each of these.
 
     Raises
     ------
@@ -115,17 +119,20 @@ def grade_folder(
     make_folder(out, 0o700)
 
     names = [str(path.relative_to(submissions)) for path in paths]
-    found: dict[str, Graded] = {}
+    stored = {name: _kept_outcome(grader, submissions, name, out) for name in names}
+    found = {name: Graded(name, outcome) for name, outcome in stored.items() if outcome is not None}
+    new = [name for name in names if name not in found]
+    begun(len(found), len(new))
 
     def add(name: str, outcome: Outcome) -> None:
         found[name] = Graded(name, outcome)
         told(found[name])
 
     if jobs == 1:
-        for name in names:
+        for name in new:
             add(name, _outcome_of(grader, submissions, name, out))
     else:
-        _grade_in_processes(grader, submissions, names, out, jobs, add)
+        _grade_in_processes(grader, submissions, new, out, jobs, add)
     return [found[name] for name in names]
 
 
@@ -209,21 +216,23 @@ def read_submissions(
     return found, refused
 
 
+def _kept_outcome(grader: Grader, folder: Path, name: str, out: Path) -> Outcome | None:
+    """The outcome of an earlier grading; None where there is none, or it is no grade."""
+    try:
+        outcome = stored_outcome(_outcome_file(grader, name, read_bytes(folder / name, ARCHIVE_BYTES), out))
+    except FileError:
+        return None
+    return None if outcome is None or outcome.again else outcome
+
+
 def _outcome_of(grader: Grader, folder: Path, name: str, out: Path) -> Outcome:
     try:
         data = read_bytes(folder / name, ARCHIVE_BYTES)
     except FileError as error:
-        return _unreadable(grader, error)
-    file = _outcome_file(grader, name, data, out)
-    outcome = stored_outcome(file)
-    if outcome is None or outcome.again:
-        outcome = grader.grade(data).model_copy(update={"submission": name})
-        write_atomically(file, outcome.model_dump_json(indent=1).encode())
+        return Outcome(assignment=grader.assignment.id, gradable=False, reason=error.reason)
+    outcome = grader.grade(data).model_copy(update={"submission": name})
+    write_atomically(_outcome_file(grader, name, data, out), outcome.model_dump_json(indent=1).encode())
     return outcome
-
-
-def _unreadable(grader: Grader, error: FileError) -> Outcome:
-    return Outcome(assignment=grader.assignment.id, gradable=False, reason=error.reason)
 
 
 def stored_outcome(file: Path) -> Outcome | None:
@@ -243,6 +252,18 @@ def outcome_digest(grader: Grader, name: str, data: bytes) -> str:
     """Digest of all that decides about an outcome."""
     parts: Sequence[str] = (
         *(name, hashlib.sha256(data).hexdigest(), grader.course.digest(), grader.assignment.id),
-        *(__version__, grader.isolation, str(grader.limits)),
+        *(__version__, grader.isolation, str(grader.limits), kit_digest(grader.assignment.folder())),
     )
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:24]
+
+
+@lru_cache(maxsize=1)
+def kit_digest(assignment: Path) -> str:
+    """Digest of the files of the kit and of an assignment, which is a folder of the staff's package."""
+    digest = hashlib.sha256()
+    for root in (Path(hybridnn_course.__file__).parent, Path(__file__).parent):
+        for path in sorted(root.rglob("*")):
+            is_other = assignment.parent in path.parents and assignment not in path.parents
+            if path.is_file() and path.suffix != ".pyc" and not is_other:
+                digest.update(f"{path.relative_to(root)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+    return digest.hexdigest()

@@ -92,7 +92,8 @@ def _commands(assignment: Assignment, modules: Collection[str]) -> str:
     shown = sum(task.points.total - task.points.hidden for task in assignment.tasks)
     notes = (
         f"`check` shows {shown:g} points: those of the public cases, of the budget and of the whole runs. The points "
-        "of a bound fall from all to none between what is allowed and an amount that means another method. "
+        "of a bound fall from all to none between what is allowed and an amount that means another method, by which "
+        "a right case has half of its points. "
         f"{_import_rule(assignment, modules)}"
     )
     return "\n".join(["```console", *lines, "```", "", textwrap.fill(notes, WIDTH)])

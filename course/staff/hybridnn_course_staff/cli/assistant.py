@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -11,7 +13,7 @@ import typer
 
 from hybridnn.cli.options import count, option
 from hybridnn.cli.output import make_console, new_table
-from hybridnn.utils.text import counted
+from hybridnn.utils.text import counted, shown_path
 from hybridnn_course_staff.cli.lecturer import HERE, CourseFolder
 
 if TYPE_CHECKING:
@@ -64,15 +66,7 @@ def grade(
     from hybridnn_course_staff.batch import find_submissions, grade_folder, other_files, times_received
 
     grader = _grader(course, assignment, isolation, case_seconds)
-    console = make_console()
-
-    def told(graded: Graded) -> None:
-        outcome = graded.outcome
-        points = f"{outcome.points:g}" if outcome.tasks else "received"
-        result = points if outcome.gradable else f"not gradable: {outcome.reason}"
-        result = outcome.ungraded if outcome.again else result
-        console.print(f"{graded.name}: {result}", soft_wrap=True)
-
+    console, progress = make_console(), Progress()
     students = _students(roster)
     find_submissions(submissions)
     times = {**times_received(submissions), **_stored_times(received, out, submissions)}
@@ -80,13 +74,41 @@ def grade(
         close_to_others(folder)
     if missing := missing_protection(grader.isolation):
         console.print(missing, style="yellow", soft_wrap=True)
-    graded = grade_folder(grader, submissions, out, jobs=jobs, told=told)
+    graded = grade_folder(grader, submissions, out, jobs=jobs, begun=progress.begin, told=progress.tell)
     _write_reports(grader, graded, out, students, times)
     if others := other_files(submissions):
-        console.print(f"not graded, as they are no zip files: {', '.join(others)}", soft_wrap=True)
+        console.print(f"not graded, as they are no zip files: {', '.join(map(shown_path, others))}")
     if again := sum(bool(item.outcome.again) for item in graded):
         console.print(f"{counted(again, 'submission')} to be graded again, by the same command", soft_wrap=True)
         raise typer.Exit(1)
+
+
+class Progress:
+    """Prints what is graded, and from time to time how much is left."""
+
+    def __init__(self, seconds: float = 60.0) -> None:
+        self._console, self._seconds = make_console(), seconds
+
+    def begin(self, kept: int, new: int) -> None:
+        """Say how many outcomes are kept."""
+        self._all, self._done, self._start = new, 0, time.monotonic()
+        self._told = self._start
+        if kept:
+            self._console.print(f"{kept} of {kept + new} kept from before: nothing that decides has changed")
+
+    def tell(self, graded: Graded) -> None:
+        """Print one line of an outcome."""
+        outcome, now = graded.outcome, time.monotonic()
+        points = f"{outcome.points:g}" if outcome.tasks else "received"
+        refused = f"{'' if outcome.again else 'not gradable: '}{outcome.ungraded}"
+        result = refused if outcome.ungraded else points
+        self._console.print(f"{shown_path(graded.name)}: {result}", soft_wrap=True)
+        self._done += 1
+        if now - self._told >= self._seconds and self._done < self._all:
+            left = (now - self._start) / self._done * (self._all - self._done)
+            minutes = counted(max(1, math.ceil(left / 60)), "minute")
+            self._console.print(f"{self._done} of {self._all}, {minutes} left")
+            self._told = now
 
 
 def report(
@@ -184,11 +206,11 @@ def regrade(
     changes = list(changed_checks(old, new))
     for change in changes:
         points = f"{change.before:.4g}, now {change.after:.4g}"
-        about = f"{change.submission}: {change.check}: {points}: {one_line(change.why)}"
+        about = f"{shown_path(change.submission)}: {change.check}: {points}: {one_line(change.why)}"
         console.print(about, soft_wrap=True, markup=False)
     for folder, names in ((before, old.keys() - new.keys()), (after, new.keys() - old.keys())):
         if names:
-            console.print(f"only in {folder}: {', '.join(sorted(names))}", soft_wrap=True, markup=False)
+            console.print(f"only in {shown_path(folder)}: {', '.join(map(shown_path, sorted(names)))}")
     console.print(f"{counted(len(changes), 'check')} with other points")
 
 
@@ -240,7 +262,9 @@ def _stored_times(given: Path | None, out: Path, submissions: Path) -> dict[str,
     if unknown := sorted(times.keys() - known.keys()):
         raise DataError(f"{given}: {submissions} has no submission {unknown[0]}")
     if missing := sorted(known.keys() - times.keys()):
-        make_console().print(f"{given}: has no time of {', '.join(missing)}: that of the file is taken", soft_wrap=True)
+        make_console().print(
+            f"{given}: has no time of {', '.join(map(shown_path, missing))}: that of the file is taken"
+        )
     make_folder(out, 0o700)
     write_atomically(kept, read_bytes(given, 1 << 24))
     return times
@@ -267,10 +291,10 @@ def _write_reports(
     settings = grader.course.settings.assignments.get(grader.assignment.id, AssignmentSettings())
     received = {item.name: item.outcome.student for item in graded if not item.outcome.ungraded}
     days = {name: settings.days_late(student, times[name]) for name, student in received.items()}
-    if late := [f"{name} {count}" for name, count in days.items() if count]:
-        console.print(f"days late: {', '.join(late)}", soft_wrap=True)
+    if late := [f"{shown_path(name)} {count}" for name, count in days.items() if count]:
+        console.print(f"days late: {', '.join(late)}")
     if absent := [student for student in students if not there.intersection(settings.group_of(student))]:
-        console.print(f"no submission that can be graded: {', '.join(absent)}", soft_wrap=True)
+        console.print(f"no submission that can be graded: {', '.join(map(shown_path, absent))}")
 
 
 def _grader(course: Path, assignment: str, isolation: str, case_seconds: float) -> Grader:
