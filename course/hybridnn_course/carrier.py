@@ -38,7 +38,7 @@ from hybridnn_course.execution import (
     run_programs,
 )
 from hybridnn_course.frames import FrameError, FrameTimeoutError, receive_frame, send_frame
-from hybridnn_course.isolation import MEMORY_BYTES, ReservedUsers, command_prefix
+from hybridnn_course.isolation import ReservedUsers, command_prefix, has_memory
 from hybridnn_course.remote_group import OPERATIONS
 
 if TYPE_CHECKING:
@@ -53,8 +53,6 @@ WHOLE_FACTOR = 4  # a training may take so many times the limit of a case
 WALL_FACTOR = 6  # and any case so many times its limit by the clock, as other programs use the machine, too
 BY_OTHERS = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 """Signals that the system, a person or another program may have sent."""
-
-MEMORY_LEFT = 2 * MEMORY_BYTES  # of the machine, by which the limit alone refuses memory
 SHOWN_BYTES = 4096  # of what a rank prints
 PROGRAM = "import sys; sys.path[:0] = {paths!r}; from hybridnn_course.worker import main; main()"
 
@@ -189,7 +187,7 @@ class Worker:
         answer = replace(answer, returned_none=results.pop() if len(results) == 1 else None)
         if any(carrier.is_lost or carrier.is_late for carrier in carriers):
             return Answer(failure=_failure_of_lost(carriers, ended, seconds, limit))
-        if answer.failure is not None and answer.failure.kind == "memory" and not _has_memory():
+        if answer.failure is not None and answer.failure.kind == "memory" and not has_memory():
             raise MachineError("memory was refused, and the machine has less than a submission may have")
         return answer
 
@@ -240,15 +238,6 @@ def _failure_of_lost(carriers: Sequence[_Carrier], ended: Sequence[Ended], secon
     if signals := [signal.Signals(one.signal).name for one in lost if one.signal in BY_OTHERS]:
         raise MachineError(f"{signals[0]}, which no limit of a submission sends, ended the process of a rank")
     return Failure("ended", "the process of the rank ended without a result")
-
-
-def _has_memory() -> bool:
-    """Whether the machine has so much memory that only its limit refuses some to a submission; as Linux says."""
-    try:
-        lines = (line.split() for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
-    except OSError:
-        return False
-    return any(name == "MemAvailable:" and int(number) << 10 >= MEMORY_LEFT for name, number, *_ in lines)
 
 
 def _about(task: Task, *, whole: bool) -> dict[str, Any]:

@@ -39,6 +39,7 @@ WORKERS = 500  # at the same time on a machine
 TRIED_USER = FIRST_USER + WORKERS * USERS  # of what is tried before: no grader ends its processes
 LOCK = "\0hybridnn-course-users-"  # name of a socket, with the number of a worker
 MEMORY_BYTES = 2 << 30
+MEMORY_LEFT = 2 * MEMORY_BYTES  # of the machine, by which only a limit refuses memory
 FILE_BYTES = 64 << 10  # of a file, and of what is printed
 DESCRIPTORS = 64
 PROCESSES = 64  # processes and threads of the user of a rank, or of all ranks in bubblewrap
@@ -323,6 +324,15 @@ def missing_protection(mode: str) -> str:
         "this system does not allow namespaces: ranks see the network, and each other's files in /tmp and the like "
         "until a case has ended; a container needs the capability SYS_ADMIN for them"
     )
+
+
+def has_memory() -> bool:
+    """Whether the machine has so much memory that only its limit refuses some to a submission; as Linux says."""
+    try:
+        lines = (line.split() for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+    except OSError:
+        return False
+    return any(name == "MemAvailable:" and int(number) << 10 >= MEMORY_LEFT for name, number, *_ in lines)
 
 
 def _prctl(option: int, value: int) -> None:

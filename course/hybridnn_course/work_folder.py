@@ -34,7 +34,7 @@ Feedback = Literal["names", "hints"]
 
 
 class Manifest(BaseModel):
-    """Content of ``assignment.toml``."""
+    """Content of ``assignment.toml``; `python` is the version that grades, and the newest whose syntax it reads."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -43,6 +43,7 @@ class Manifest(BaseModel):
     student: Annotated[str, Field(max_length=STUDENT_CHARACTERS)] = ""
     feedback: Feedback = "hints"
     modules: tuple[str, ...] = ()
+    python: Annotated[str, Field(pattern=r"^(3\.\d{1,3})?$")] = ""
     variant: dict[str, str] = {}
 
     @classmethod

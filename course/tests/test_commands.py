@@ -100,7 +100,7 @@ def test_a_term_from_its_beginning_to_the_grades(course: Run, tmp_path: Path) ->
         file.write("\n[assignments.a2]\ndue = 2026-10-31T12:00:00+00:00\n")
     printed = _done(course("grade", *where, "--received", "times.csv"))
     assert "days late: ada.zip 2\n" in printed
-    assert "times.csv: has no time of wrong.zip: that of the file is taken" in printed
+    assert "times.csv: has no row of wrong.zip: what the file itself says is taken" in printed
     _done(course("grade", *where))  # and keeps the times
     received = datetime.fromisoformat((tmp_path / "grades/grades.csv").read_text().splitlines()[1].rpartition(",")[2])
     assert received == datetime(2026, 11, 2, 12, tzinfo=timezone.utc)

@@ -35,6 +35,7 @@ from hybridnn_course_staff.task_key import TaskKey
 from hybridnn_course_staff.term import Course, create_course
 from hybridnn_course_staff.trusted import TrustedRunner
 from mpi_runner.slowness import deadline
+from reference.command_line import Run, error_line
 
 A2 = load_assignment("a2")
 CODE = ("a1", "a2", "a3", "a4", "a5", "a6", "a7")
@@ -240,7 +241,7 @@ def test_submissions_of_the_same_name_are_two(tmp_path: Path, monkeypatch: pytes
     """A learning platform packs the file of each student, which all call the same, into a folder."""
     check = CheckOutcome(name="one", kind="public", points=0, possible=1, message="raised <script>")
     outcome = Outcome(assignment="a2", tasks=(TaskOutcome(name="bounds", checks=(check,)),))
-    monkeypatch.setattr(Grader, "grade", lambda *_: outcome)
+    monkeypatch.setattr(Grader, "grade", lambda *_, **__: outcome)
     names = ["Ada_1_file/a2-submission.zip", "Ben_2_file/a2-submission.zip"]
     for name in names:
         (tmp_path / "in" / name).parent.mkdir(parents=True)
@@ -256,7 +257,7 @@ def test_submissions_of_the_same_name_are_two(tmp_path: Path, monkeypatch: pytes
 
 def test_a_damaged_outcome_is_graded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grader: Grader) -> None:
     outcome = Outcome(assignment="a2", student="ada")
-    monkeypatch.setattr(Grader, "grade", lambda *_: outcome)
+    monkeypatch.setattr(Grader, "grade", lambda *_, **__: outcome)
     (tmp_path / "submissions").mkdir()
     (tmp_path / "submissions/a.zip").write_bytes(b"")
     first = grade_folder(grader, tmp_path / "submissions", tmp_path / "grades")
@@ -319,7 +320,7 @@ def test_a_changed_assignment_or_kit_gives_another_digest(
 def test_what_is_kept_is_one_line_and_what_is_left_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], grader: Grader
 ) -> None:
-    monkeypatch.setattr(Grader, "grade", lambda *_: Outcome(assignment="a2"))
+    monkeypatch.setattr(Grader, "grade", lambda *_, **__: Outcome(assignment="a2"))
     (tmp_path / "in").mkdir()
     names = ["a.zip", "b\nana.zip: 100\x1b[2J.zip", "c.zip"]
     for name in names:
@@ -334,6 +335,23 @@ def test_what_is_kept_is_one_line_and_what_is_left_is_said(
         *("'b\\nana.zip: 100\\x1b[2J.zip': received", "2 of 3, 2 minutes left", "c.zip: received"),
         "3 of 3 kept from before: nothing that decides has changed",
     ]
+
+
+def test_a_platform_knows_whose_a_submission_is(tmp_path: Path, run_hybridnn: Run) -> None:
+    course_of(tmp_path / "term", "a2")
+    (tmp_path / "in").mkdir()
+    for name in ("bob.zip", "late.zip"):
+        (tmp_path / "in" / name).write_bytes(submission_zip(A2, A2.standard, {"blocks.py": "("}, student="ada"))
+    (tmp_path / "names.csv").write_text("submission,student\nbob.zip,bob\n")
+    command = ("course", "grade", "a2", "in", "--course", "term", "--isolation", "none")
+    for names in (["--names", "names.csv"], []):  # which are kept
+        code, out, err = run_hybridnn(*command, *names)
+        assert code == 0, err
+        assert ("names.csv: has no row of late.zip" in out) == bool(names)
+        rows = _rows((tmp_path / "grades" / GRADES).read_text())
+        assert {name: row["student"] for name, row in rows.items()} == {"bob.zip": "bob", "late.zip": "ada"}
+    (tmp_path / "names.csv").write_text("submission,name\nbob.zip,bob\n")
+    assert "needs columns submission and student" in error_line(run_hybridnn(*command, "--names", "names.csv"))
 
 
 def test_a_right_answer_by_another_method_has_half_of_its_points() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -102,9 +103,10 @@ def _check(work: WorkFolder, tasks: Sequence[Task], quiet: bool) -> bool:
     console = make_console()
     points = possible = 0.0
     is_refused = False
+    _print_other_python(console, work)
     for name, text in work.sources().items():
         try:
-            for flag in file_flags(work.assignment, name, text, work.manifest.modules):
+            for flag in file_flags(work.assignment, name, text, work.manifest.modules, work.manifest.python):
                 console.print(f"a person will look at {flag}", style="yellow", soft_wrap=True)
         except UngradableError as error:
             is_refused = True
@@ -120,6 +122,15 @@ def _check(work: WorkFolder, tasks: Sequence[Task], quiet: bool) -> bool:
     rest = f"; hidden cases are worth {hidden:g} more" if hidden else ""
     console.print(f"{points:.4g} of {possible:.4g} points{rest}", soft_wrap=True)
     return points >= possible - 1e-9 and not is_refused
+
+
+def _print_other_python(console: Console, work: WorkFolder) -> None:
+    """Say where this Python is newer than the one that grades, which may be unable to read the code."""
+    wanted = work.manifest.python
+    if wanted and sys.version_info[:2] > tuple(map(int, wanted.split("."))):
+        own = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        text = f"this is Python {own}; your work is graded by {wanted}, so use no newer syntax"
+        console.print(text, style="yellow", soft_wrap=True)
 
 
 def _print_task(console: Console, outcome: TaskOutcome, printed: str, feedback: str) -> None:
@@ -222,13 +233,14 @@ def submit(
 
     work = folder_of(folder)
     archive, files = work.submission()
-    flags = read_submission(work.assignment, archive, work.manifest.modules).flags
+    flags = read_submission(work.assignment, archive, work.manifest.modules, work.manifest.python).flags
     path = out or work.folder / f"{work.assignment.id}-submission.zip"
     try:
         path.write_bytes(archive)
     except OSError as error:
         raise DataError(f"{path}: cannot be written: {error.strerror}") from None
     console = make_console()
+    _print_other_python(console, work)
     for flag in flags:
         console.print(f"a person will look at {flag}", style="yellow", soft_wrap=True)
     for name in unwritten(work):

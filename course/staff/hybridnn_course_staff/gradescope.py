@@ -179,7 +179,9 @@ def autograde(
         data = _read_files(assignment, submission)
     except UngradableError as error:
         term = course.settings.term
-        outcome = Outcome(assignment=assignment.id, term=term, student=student, gradable=False, reason=str(error))
+        outcome = Outcome(
+            assignment=assignment.id, term=term, student=student or error.student, gradable=False, reason=str(error)
+        )
     else:
         if grade is None:
             chosen = choose_isolation(isolation)

@@ -52,7 +52,7 @@ class Grader:
         Parameters
         ----------
         student : str
-            As Gradescope knows them; by default what the submission says.
+            As a platform knows them; by default what the submission says.
         """
         for _ in range(TRIES):
             try:
@@ -70,7 +70,7 @@ class Grader:
             with self._lock:  # Python before 3.11.8 and 3.12.2 cannot build two syntax trees at the same time
                 submission = read_in_time(self.assignment, data, self.course.settings.modules)
         except UngradableError as error:
-            return Outcome(**about, gradable=False, reason=str(error))
+            return Outcome(**{**about, "student": student or error.student}, gradable=False, reason=str(error))
         about["student"] = student or submission.manifest.student
         variant = self.course.variant(self.assignment, about["student"])
         tasks = self._check(submission, variant, about["student"])

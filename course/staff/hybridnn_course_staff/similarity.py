@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -137,7 +138,7 @@ def _pieces(node: ast.AST) -> set[int]:
 
 def normal_form(node: ast.AST) -> str:
     """A syntax tree as text, without docstrings, annotations, names and statements that do nothing."""
-    tree = ast.parse(ast.unparse(node))
+    tree = ast.Module([copy.deepcopy(node)], [])  # type: ignore[list-item]  # definitions are statements
     for child in ast.walk(tree):
         if isinstance(body := getattr(child, "body", None), list):
             child.body = [one for one in body if not _does_nothing(one)] or [ast.Pass()]  # type: ignore[attr-defined]  # it has one

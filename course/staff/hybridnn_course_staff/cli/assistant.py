@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
@@ -36,6 +36,7 @@ Roster = Annotated[
         "--roster",
     ),
 ]
+T = TypeVar("T")
 GRADES, TERM, GRADESCOPE = Path("grades"), Path("term"), Path("/")
 
 
@@ -54,6 +55,15 @@ def grade(
             "--received",
         ),
     ] = None,
+    names: Annotated[
+        Path | None,
+        option(
+            "CSV file with columns submission and student, of the learning platform (default: whom each submission "
+            "names).",
+            "FILE",
+            "--names",
+        ),
+    ] = None,
     jobs: Annotated[int, count("Submissions graded at the same time.", "--jobs")] = 1,
     isolation: Isolation = "auto",
     case_seconds: Annotated[float, option("Time limit of one case.", "S", "--case-seconds", least=0.1)] = 10.0,
@@ -63,18 +73,26 @@ def grade(
     Exit code 1 where the machine failed, so that submissions are to be graded again.
     """
     from hybridnn_course.isolation import close_to_others, missing_protection
-    from hybridnn_course_staff.batch import find_submissions, grade_folder, other_files, times_received
+    from hybridnn_course_staff.batch import (
+        find_submissions,
+        grade_folder,
+        other_files,
+        read_names,
+        read_times,
+        times_received,
+    )
 
     grader = _grader(course, assignment, isolation, case_seconds)
     console, progress = make_console(), Progress()
     students = _students(roster)
     find_submissions(submissions)
-    times = {**times_received(submissions), **_stored_times(received, out, submissions)}
+    times = {**times_received(submissions), **_stored(read_times, received, out / "received.csv", submissions)}
+    whose = _stored(read_names, names, out / "names.csv", submissions)
     for folder in (submissions, course) if grader.isolation == "user" else ():
         close_to_others(folder)
     if missing := missing_protection(grader.isolation):
         console.print(missing, style="yellow", soft_wrap=True)
-    graded = grade_folder(grader, submissions, out, jobs=jobs, begun=progress.begin, told=progress.tell)
+    graded = grade_folder(grader, submissions, out, jobs=jobs, students=whose, begun=progress.begin, told=progress.tell)
     _write_reports(grader, graded, out, students, times)
     if others := other_files(submissions):
         console.print(f"not graded, as they are no zip files: {', '.join(map(shown_path, others))}")
@@ -248,26 +266,24 @@ def autograde(
     grade_there(root)
 
 
-def _stored_times(given: Path | None, out: Path, submissions: Path) -> dict[str, datetime]:
-    """Times of a table, which is kept beside the grades for the next call; `DataError` where it fits no submission."""
+def _stored(read: Callable[[Path], dict[str, T]], given: Path | None, kept: Path, submissions: Path) -> dict[str, T]:
+    """A table by submission, which is kept beside the grades for the next call; `DataError` where it fits none."""
     from hybridnn.errors import DataError
     from hybridnn.utils.files import read_bytes, write_atomically
     from hybridnn_course.work_folder import make_folder
-    from hybridnn_course_staff.batch import read_times, times_received
+    from hybridnn_course_staff.batch import times_received
 
-    kept = out / "received.csv"
     if given is None:
-        return read_times(kept) if kept.exists() else {}
-    times, known = read_times(given), times_received(submissions)
-    if unknown := sorted(times.keys() - known.keys()):
+        return read(kept) if kept.exists() else {}
+    found, known = read(given), times_received(submissions)
+    if unknown := sorted(found.keys() - known.keys()):
         raise DataError(f"{given}: {submissions} has no submission {unknown[0]}")
-    if missing := sorted(known.keys() - times.keys()):
-        make_console().print(
-            f"{given}: has no time of {', '.join(map(shown_path, missing))}: that of the file is taken"
-        )
-    make_folder(out, 0o700)
+    if missing := sorted(known.keys() - found.keys()):
+        listed = ", ".join(map(shown_path, missing))
+        make_console().print(f"{given}: has no row of {listed}: what the file itself says is taken")
+    make_folder(kept.parent, 0o700)
     write_atomically(kept, read_bytes(given, 1 << 24))
-    return times
+    return found
 
 
 def _students(roster: Path | None) -> list[str]:
