@@ -20,7 +20,6 @@ from hybridnn.utils.text import shown_path
 from hybridnn_course.answer_key import AnswerKey
 from hybridnn_course.assignment import Assignment, Task, Variant
 from hybridnn_course.case_file import CASES, CaseFile
-from hybridnn_course.notebook import update_files
 
 MANIFEST, HANDOUT = "assignment.toml", "handout.md"
 FILE_BYTES = 1 << 20  # of a file of a submission
@@ -76,9 +75,7 @@ class WorkFolder:
         cases = CaseFile.read(read_bytes(folder / CASES, CASES_BYTES), str(folder / CASES))
         if cases.assignment.id != manifest.assignment:
             raise DataError(f"{folder / CASES}: has the cases of {cases.assignment.id}, not of {manifest.assignment}")
-        work = cls(folder, manifest, cases)
-        work.update()
-        return work
+        return cls(folder, manifest, cases)
 
     @property
     def assignment(self) -> Assignment:
@@ -94,19 +91,8 @@ class WorkFolder:
         """Public cases of a task, and the right answers."""
         return self.cases.keys[task.name]
 
-    @property
-    def notebook(self) -> Path:
-        """The notebook in which the student may write."""
-        return self.folder / f"{self.assignment.id}.ipynb"
-
-    def update(self) -> None:
-        """Write the code files from the notebook, if there is one."""
-        if self.notebook.exists():
-            update_files(self.notebook, self.assignment.files)
-
     def sources(self) -> dict[str, str]:
         """Text of every code file; `DataError` if one is missing."""
-        self.update()
         return {name: _text_of(self.folder / name) for name in self.assignment.files}
 
     def paths(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""`hybridnn course start | check | debug | picture | submit`: commands in the folder of an assignment."""
+"""`hybridnn course start | check | debug | submit`: commands in the folder of an assignment."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hybridnn.cli.options import count, option
-from hybridnn.cli.output import make_console, print_drawing
+from hybridnn.cli.output import make_console
 from hybridnn.errors import DataError
 from hybridnn.utils.text import counted
 
@@ -52,17 +52,11 @@ def start(
     folder: Annotated[
         Path | None, typer.Argument(help="A new folder (default: named after the assignment).", metavar="FOLDER")
     ] = None,
-    notebook: Annotated[bool, typer.Option("--notebook", help="Also write a notebook that becomes the files.")] = False,
 ) -> None:
     """Make the folder of an assignment: the handout, and files with the functions to write."""
-    from hybridnn_course.notebook import new_notebook
     from hybridnn_course.work_folder import open_handed_out, write_files
 
     manifest, files = open_handed_out(source)
-    if notebook:
-        code = {name: text.decode() for name, text in files.items() if name.endswith(".py")}
-        files = {name: text for name, text in files.items() if name not in code}  # they are made from the notebook
-        files[f"{manifest.assignment}.ipynb"] = new_notebook(manifest.assignment.upper(), code)
     place = folder or Path(manifest.assignment)
     write_files(place, files)
     console = make_console()
@@ -177,7 +171,6 @@ def _await_change(work: WorkFolder, before: Sequence[int]) -> list[int]:
 def _changes(work: WorkFolder) -> list[int]:
     """When each file has last been changed."""
     paths = [work.folder / name for name in work.paths()]
-    paths += [work.notebook] if work.notebook.exists() else []
     return [path.stat().st_mtime_ns if path.exists() else MISSING for path in paths]
 
 
@@ -194,32 +187,6 @@ def debug(
     work = folder_of(folder)
     chosen = work.assignment.task(task)
     debug_case(work, chosen, choose_case(work, chosen, case, ranks)[1], rank)
-
-
-def picture(
-    task: TaskName,
-    folder: Folder = None,
-    case: CaseNumber = None,
-    ranks: CaseRanks = None,
-    out: Annotated[
-        Path | None,
-        option("Write the picture to this SVG file (default: it is printed as text).", "FILE", "--out"),
-    ] = None,
-) -> None:
-    """Draw a public case: its messages, up to the deadlock where there is one, or the order of a pipeline."""
-    from hybridnn_course.tools import choose_case, folder_of, picture_of_case
-
-    work = folder_of(folder)
-    chosen = work.assignment.task(task)
-    drawn, about = picture_of_case(work, chosen, choose_case(work, chosen, case, ranks)[1])
-    console = make_console()
-    if about:
-        console.print(about, soft_wrap=True)
-    if out is None:
-        print_drawing(console, drawn.drawing)
-    else:
-        drawn.draw(out)
-        console.print(str(out), soft_wrap=True)
 
 
 def submit(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -35,13 +34,13 @@ from hybridnn_course_staff.assignment import Assignment
 from hybridnn_course_staff.grading import Grader, Limits
 from hybridnn_course_staff.handing_out import read_table
 from hybridnn_course_staff.reading import read_in_time
+from hybridnn_course_staff.similarity import NOT_IN_NAMES
 from hybridnn_course_staff.term import Course
 
 ARCHIVE_BYTES = 8 * FILE_BYTES
 SUBMISSION = ".zip"
 SUFFIX = ".outcome.json"
 PARENT_DEATH_SIGNAL = 1  # option of prctl
-NOT_IN_NAMES = re.compile(r"[^\w.-]")
 
 
 @dataclass(frozen=True)

@@ -82,11 +82,8 @@ def _commands(assignment: Assignment, modules: Collection[str]) -> str:
         ("check", f"all tasks; of one: hybridnn course check {first}"),
         ("check --watch", "again after every change of a file"),
         (f"debug {first}", "one case under Python's debugger"),
+        ("submit", "the zip file to hand in"),
     ]
-    drawn = [task for task in assignment.tasks if task.operations or task.picture is not None]
-    what = {True: "its messages as a picture", False: "its order as a picture"}
-    commands += [(f"picture {task.name}", what[bool(task.operations)]) for task in drawn[:1]]
-    commands.append(("submit", "the zip file to hand in"))
     width = max(len(command) for command, _ in commands)
     lines = [f"$ hybridnn course {command:{width}}   # {what}" for command, what in commands]
     shown = sum(task.points.total - task.points.hidden for task in assignment.tasks)

@@ -1,4 +1,4 @@
-"""`hybridnn course grade | report | similar | …`: what an assistant, or Gradescope, does with submissions."""
+"""`hybridnn course grade | report | export | …`: what an assistant, or Gradescope, does with submissions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Roster = Annotated[
     ),
 ]
 T = TypeVar("T")
-GRADES, TERM, GRADESCOPE = Path("grades"), Path("term"), Path("/")
+GRADES, TERM, EXPORT, GRADESCOPE = Path("grades"), Path("term"), Path("export"), Path("/")
 
 
 def grade(
@@ -170,45 +170,27 @@ def report(
         console.print(str(out / name), soft_wrap=True)
 
 
-def similar(
+def export(
     assignment: AssignmentName,
     submissions: Submissions,
-    course: Annotated[
-        Path | None,
-        option(
-            "Folder of the course, where it allows further modules (default: the usual ones are allowed).",
-            "FOLDER",
-            "--course",
-        ),
-    ] = None,
-    previous: Annotated[
-        list[Path] | None,
-        option("A folder of submissions of an earlier term; may be repeated (default: none).", "FOLDER", "--previous"),
-    ] = None,
-    least: Annotated[float, option("Least share of equal pieces that is printed.", "X", "--least", least=0.0)] = 0.8,
+    course: CourseFolder = HERE,
+    out: Annotated[Path, option("A new folder.", "FOLDER", "--out")] = EXPORT,
 ) -> None:
-    """List similar code, whatever its names and layout: of submissions, of the reference and of the library."""
-    from hybridnn_course_staff.assignment import load_assignment
+    """Write the code of all submissions as folders that JPlag and MOSS compare, and what everybody has got."""
+    from hybridnn_course.work_folder import write_files
     from hybridnn_course_staff.batch import read_submissions
-    from hybridnn_course_staff.similarity import clusters, published_code, similar_pairs
+    from hybridnn_course_staff.similarity import exported_files
     from hybridnn_course_staff.term import Course
 
-    chosen = load_assignment(assignment)
-    modules = () if course is None else Course.open(course).settings.modules
-    read, refused = read_submissions(chosen, submissions, modules)
-    sources = {name: one.files for name, one in read.items()}
-    others = published_code(chosen)
-    for folder in previous or ():
-        earlier, _ = read_submissions(chosen, folder, modules)
-        others |= {str(folder / name): one.files for name, one in earlier.items()}
-    pairs = similar_pairs(chosen, sources, least, others)
+    opened = Course.open(course)
+    chosen = opened.assignment(assignment)
+    read, refused = read_submissions(chosen, submissions, opened.settings.modules)
+    for folder, files in exported_files(chosen, opened.variant(chosen), read).items():
+        write_files(out / folder, {name: text.encode() for name, text in files.items()})
     console = make_console()
-    rows = [(", ".join(group.names), f"{group.least:.2f} to {group.most:.2f}") for group in clusters(pairs)]
-    console.print(new_table(("similar code",), ("shares",), rows, wraps=True))
-    compared = f"{counted(len(sources), 'submission')} compared, {counted(len(pairs), 'pair')}"
-    console.print(f"{compared} with a share of at least {least:g}")
+    console.print(f"{out}: {counted(len(read), 'submission')}, with the code that is published", soft_wrap=True)
     for name, reason in refused.items():
-        console.print(f"not compared: {name}: {reason}", soft_wrap=True)
+        console.print(f"not exported: {shown_path(name)}: {reason}", soft_wrap=True)
 
 
 def regrade(
@@ -230,31 +212,6 @@ def regrade(
         if names:
             console.print(f"only in {shown_path(folder)}: {', '.join(map(shown_path, sorted(names)))}")
     console.print(f"{counted(len(changes), 'check')} with other points")
-
-
-def oral(
-    assignment: AssignmentName,
-    submissions: Submissions,
-    course: CourseFolder = HERE,
-    names: Annotated[int, count("Students that are drawn.", "--names")] = 10,
-    session: Annotated[int, count("Another number draws others.", "--session")] = 1,
-) -> None:
-    """Draw students for oral questions, each with three lines of its code; a session draws the same ones again."""
-    from hybridnn_course_staff.batch import read_submissions
-    from hybridnn_course_staff.oral import draw_questions
-    from hybridnn_course_staff.task_key import seeded
-    from hybridnn_course_staff.term import Course
-
-    opened = Course.open(course)
-    chosen = opened.assignment(assignment)
-    read, _ = read_submissions(chosen, submissions, opened.settings.modules)
-    # Of several submissions of a student, the last one.
-    sources = {one.manifest.student or name: one.files for name, one in read.items()}
-    console = make_console()
-    for name, lines in draw_questions(chosen, sources, seeded(opened.key, "oral", chosen.id, session), names).items():
-        console.print(name, style="bold", soft_wrap=True)
-        for line in lines:
-            console.print(f"  {line.file}:{line.number}  {line.text.strip()}", soft_wrap=True, markup=False)
 
 
 def autograde(
