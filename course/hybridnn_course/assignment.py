@@ -7,13 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hybridnn.errors import SettingError
 from hybridnn_course.answers import Answer, Values
-
-if TYPE_CHECKING:
-    from hybridnn.drawing import DrawnObject
 
 Variant = Mapping[str, str]
 """The choice of every axis."""
@@ -47,7 +44,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Bound:
-    """A measured amount: full points up to `full`, none from `zero` on, linear between them."""
+    """A measured amount: full points up to `full`, none from `zero` on, by another method; linear between them."""
 
     what: str
     value: float
@@ -100,7 +97,7 @@ class WholeRun:
 class Task:
     """A function that the student writes.
 
-    `call`, `budget`, `picture` and the run of `whole` are functions of `hybridnn_course.exercises`: they run beside the
+    `call`, `budget` and the run of `whole` are functions of `hybridnn_course.exercises`: they run beside the
     student's code, and that package has no solutions.
 
     Parameters
@@ -117,8 +114,6 @@ class Task:
         Methods of the group that may be called.
     budget : callable, optional
         ``budget(case, answer, variant)`` returns what is bounded.
-    picture : callable, optional
-        ``picture(function, inputs, variant)`` draws what the student's function makes; without, its messages are drawn.
     tolerance : float
         Relative tolerance of outputs.
     """
@@ -132,7 +127,6 @@ class Task:
     operations: tuple[str, ...] = ()
     budget: Callable[[Case, Answer, Variant], Sequence[Bound]] | None = None
     whole: WholeRun | None = None
-    picture: Callable[[Function, Values, Variant], DrawnObject] | None = None
     tolerance: float = 1e-9
 
 

@@ -7,18 +7,21 @@ and advances the virtual clock.
 
 from __future__ import annotations
 
+import math
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
 from types import CodeType, FunctionType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -28,24 +31,28 @@ from hybridnn_course.answers import Answer, Failure, Values
 from hybridnn_course.assignment import Assignment, Case, Task, Variant
 from hybridnn_course.execution import (
     MOST_TEXT,
+    MachineError,
     RefusedOperationError,
     StudentError,
     make_group,
     run_programs,
 )
 from hybridnn_course.frames import FrameError, FrameTimeoutError, receive_frame, send_frame
-from hybridnn_course.isolation import ReservedUsers, command_prefix
+from hybridnn_course.isolation import ReservedUsers, command_prefix, has_memory
 from hybridnn_course.remote_group import OPERATIONS
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 START_SECONDS = 60.0  # for a worker to import what it needs
-LEAST_SECONDS = 2.0  # for it to start or to end the ranks of a case; in a container, a rank may stop it
+LEAST_SECONDS = 2.0  # for one that was lost to end
 END_SECONDS = 5.0  # for it to end after the last case; a rank in a container may have stopped it
 CARRIED_BYTES = 128 << 20  # of all arrays of a rank
 CARRIED_CALLS = 100_000
 WHOLE_FACTOR = 4  # a training may take so many times the limit of a case
+WALL_FACTOR = 6  # and any case so many times its limit by the clock, as other programs use the machine, too
+BY_OTHERS = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+"""Signals that the system, a person or another program may have sent."""
 SHOWN_BYTES = 4096  # of what a rank prints
 PROGRAM = "import sys; sys.path[:0] = {paths!r}; from hybridnn_course.worker import main; main()"
 
@@ -62,7 +69,7 @@ class Worker:
     isolation : str
         Of `choose_isolation`.
     limit : float
-        Seconds of one case; a training may take longer.
+        Seconds of processor time that a rank has for one case; a training may take longer.
     modules : sequence of str
         Modules that the course allows besides those that every submission may import.
 
@@ -70,6 +77,15 @@ class Worker:
     ----------
     printed : str
         The beginning of what the student's code printed in all cases.
+    seconds : float
+        Processor time of all cases.
+
+    Raises
+    ------
+    MachineError
+        Here and in a case, where the machine failed or may have.
+    EnvironmentProblem
+        If Python's files cannot be read by the users of submissions.
     """
 
     def __init__(
@@ -82,7 +98,7 @@ class Worker:
         limit: float = 10.0,
         modules: Sequence[str] = (),
     ) -> None:
-        self._limit, self.printed = limit, ""
+        self._limit, self.printed, self.seconds = limit, "", 0.0
         self._is_alive = True
         self._users = ReservedUsers() if isolation == "user" else None
         own, theirs = socket.socketpair()
@@ -109,7 +125,7 @@ class Worker:
             ready = receive_frame(own, monotonic() + START_SECONDS)["ready"]
         except FrameError as error:
             self._end()
-            raise EnvironmentProblem(f"the process for submissions did not start: {error}") from error
+            raise MachineError(f"the process for submissions did not start: {error}") from error
         if not ready:
             self._end()
             raise EnvironmentProblem(
@@ -142,38 +158,37 @@ class Worker:
         return self._run(task, ({},), variant, whole=True)
 
     def _run(self, task: Task, inputs: Sequence[Values], variant: Variant, *, whole: bool) -> Answer:
-        ended = Answer(failure=Failure("ended", "the submission ended the processes that run it"))
-        if not self._is_alive:
-            return ended
         limit = self._limit * (WHOLE_FACTOR if whole else 1)
         try:
             return self._carry(task, inputs, variant, limit, whole=whole)
-        except FrameError:
+        except FrameError as error:
             self._is_alive = False
-            return ended
+            raise MachineError(f"the process that starts those of the submission was lost: {error}") from error
 
     def _carry(self, task: Task, inputs: Sequence[Values], variant: Variant, limit: float, *, whole: bool) -> Answer:
         ranks = len(inputs)
+        carriers: list[_Carrier] = []
         with tempfile.NamedTemporaryFile() as printed:
-            ranks_of = self._start(ranks, printed.name, limit)
+            connections = self._start(ranks, printed.name, limit)
             try:
-                deadline = monotonic() + limit
-                for rank, connection in enumerate(ranks_of):
-                    connection.settimeout(limit)  # in a container, a rank may stop another one
+                deadline = monotonic() + WALL_FACTOR * limit
+                carriers = [_Carrier(connection, task, deadline) for connection in connections]
+                for rank, carrier in enumerate(carriers):
                     about = {**_about(task, whole=whole), "rank": rank, "size": ranks}
-                    send_frame(connection, {**about, "inputs": inputs[rank], "variant": dict(variant)})
-                carriers = [_Carrier(connection, task, deadline, limit) for connection in ranks_of]
+                    carrier.send({**about, "inputs": inputs[rank], "variant": dict(variant)})
                 answer = run_programs(ranks, lambda comm: carriers[comm.rank].serve(comm), limit=None)
-                results = {carrier.returned_none for carrier in carriers}
-                answer = replace(answer, returned_none=results.pop() if len(results) == 1 else None)
-            except FrameError as error:
-                answer = Answer(failure=Failure("ended", f"the process ended without a result: {error}"))
             finally:
-                for connection in ranks_of:
+                for connection in connections:
                     connection.close()
-                self._stop(ranks, limit)
+                ended, seconds = self._stop(carriers)
             printed.seek(0)
             self.printed = (self.printed + printed.read(SHOWN_BYTES).decode(errors="replace"))[:SHOWN_BYTES]
+        results = {carrier.returned_none for carrier in carriers}
+        answer = replace(answer, returned_none=results.pop() if len(results) == 1 else None)
+        if any(carrier.is_lost or carrier.is_late for carrier in carriers):
+            return Answer(failure=_failure_of_lost(carriers, ended, seconds, limit))
+        if answer.failure is not None and answer.failure.kind == "memory" and not has_memory():
+            raise MachineError("memory was refused, and the machine has less than a submission may have")
         return answer
 
     def _start(self, ranks: int, printed: str, limit: float) -> list[socket.socket]:
@@ -181,24 +196,48 @@ class Worker:
         to_print = os.open(printed, os.O_WRONLY | os.O_APPEND)  # by which no rank reads what another one prints
         os.chmod(printed, 0o200)  # nor by opening it again
         try:
-            send_frame(self._control, {"do": "start", "ranks": ranks, "seconds": int(limit) + 1})
+            send_frame(self._control, {"do": "start", "ranks": ranks, "seconds": math.ceil(limit)})
             for first in range(0, ranks, 64):
                 part = [theirs.fileno() for _, theirs in pairs[first : first + 64]]
                 socket.send_fds(self._control, [b"f"], part + ([to_print] if first + 64 >= ranks else []))
-            self._await_worker(limit)
+            self._await_worker()
         finally:
             os.close(to_print)
             for _, theirs in pairs:
                 theirs.close()
         return [own for own, _ in pairs]
 
-    def _stop(self, ranks: int, limit: float) -> None:
-        send_frame(self._control, {"do": "end", "ranks": ranks})
-        self._await_worker(limit)
+    def _stop(self, carriers: Sequence[_Carrier]) -> tuple[list[Ended], float]:
+        """End the ranks of a case: how each ended, the lost ones by themselves, and the seconds of all processes."""
+        lost = [rank for rank, carrier in enumerate(carriers) if carrier.is_lost]
+        send_frame(self._control, {"do": "end", "lost": lost})
+        reply = self._await_worker()
+        self.seconds += reply["seconds"]
+        return [Ended(*one) for one in reply["ranks"]], reply["seconds"]
 
-    def _await_worker(self, limit: float) -> None:
-        """Wait until the worker has done something, as long as a case may take."""
-        receive_frame(self._control, monotonic() + max(limit, LEAST_SECONDS))
+    def _await_worker(self) -> dict[str, Any]:
+        """What the worker says when it has started or ended ranks."""
+        return receive_frame(self._control, monotonic() + START_SECONDS)
+
+
+class Ended(NamedTuple):
+    """How the process of a rank ended: the signal, 0 without one or at the end of the case, and its processor time."""
+
+    signal: int
+    seconds: float
+
+
+def _failure_of_lost(carriers: Sequence[_Carrier], ended: Sequence[Ended], seconds: float, limit: float) -> Failure:
+    """Why ranks gave no result, where it is proved; `MachineError` where it may be the machine's."""
+    lost = [one for one, carrier in zip(ended, carriers, strict=True) if carrier.is_lost]
+    over = any(one.signal == signal.SIGXCPU or one.seconds >= limit for one in lost)
+    if over or seconds >= limit * len(ended):
+        return Failure("no end", f"no result after {limit:g} s of processor time")
+    if any(carrier.is_late for carrier in carriers):
+        raise MachineError(f"no result after {WALL_FACTOR * limit:g} s, of which {seconds:.1f} s of processor time")
+    if signals := [signal.Signals(one.signal).name for one in lost if one.signal in BY_OTHERS]:
+        raise MachineError(f"{signals[0]}, which no limit of a submission sends, ended the process of a rank")
+    return Failure("ended", "the process of the rank ended without a result")
 
 
 def _about(task: Task, *, whole: bool) -> dict[str, Any]:
@@ -217,11 +256,18 @@ def _about(task: Task, *, whole: bool) -> dict[str, Any]:
 class _Carrier:
     """Carries out the calls of one rank."""
 
-    def __init__(self, connection: socket.socket, task: Task, deadline: float, limit: float) -> None:
-        self._connection, self._task, self._deadline, self._limit = connection, task, deadline, limit
+    def __init__(self, connection: socket.socket, task: Task, deadline: float) -> None:
+        self._connection, self._task, self._deadline = connection, task, deadline
+        self.is_lost = self.is_late = False
         self._requests: dict[int, tuple[Any, Any]] = {}
         self._calls = self._bytes = 0
         self.returned_none: bool | None = None
+
+    def send(self, inputs: dict[str, Any]) -> None:
+        """Send the inputs of a case; a rank that is lost is found by what it does not send."""
+        self._connection.settimeout(max(0.0, self._deadline - monotonic()))
+        with suppress(FrameError):
+            send_frame(self._connection, inputs)
 
     def serve(self, comm: Any) -> Values:
         """Carry out calls until the rank returns its outputs; a program of `run_ranks`."""
@@ -242,10 +288,11 @@ class _Carrier:
         try:
             return receive_frame(self._connection, self._deadline)
         except FrameTimeoutError:
-            raise StudentError(Failure("no end", f"no result after {self._limit:g} s")) from None
+            self.is_late = True
+            raise StudentError(Failure("no end", "")) from None
         except FrameError:
-            text = "the process of the rank ended without a result"
-            raise StudentError(Failure("ended", text)) from None
+            self.is_lost = True
+            raise StudentError(Failure("ended", "")) from None
 
     def _try_to_stop(self) -> None:
         try:

@@ -137,13 +137,13 @@ def _packed_key(key: AnswerKey) -> dict[str, Any]:
 def _packed_task(task: Task) -> dict[str, Any]:
     whole = task.whole and [task.whole.name, _name_of(task.whole.run), task.whole.tolerance]
     about = {name: getattr(task, name) for name in ("name", "file", "function", "returns", "operations", "tolerance")}
-    called = {name: _name_of(getattr(task, name)) for name in ("call", "budget", "picture")}
+    called = {name: _name_of(getattr(task, name)) for name in ("call", "budget")}
     return {**about, **called, "points": asdict(task.points), "whole": whole}
 
 
 def _task_of(packed_task: Mapping[str, Any]) -> Task:
     about = dict(packed_task)
-    called = {name: _called(about.pop(name)) for name in ("call", "budget", "picture")}
+    called = {name: _called(about.pop(name)) for name in ("call", "budget")}
     name, run, tolerance = about.pop("whole") or ("", None, 0)
     whole = None if run is None else WholeRun(name, _called(run), tolerance=tolerance)
     points, operations = Points(**about.pop("points")), tuple(about.pop("operations"))

@@ -22,6 +22,8 @@ The other half is for elements of a smaller type.
 """
 
 IMPOSSIBLE = "impossible"
+OTHER_METHOD = "right by another method"
+OTHER_METHOD_SHARE = 0.5  # of the points of a case
 
 
 class Runner(Protocol):
@@ -36,10 +38,11 @@ class Runner(Protocol):
 
 @dataclass
 class Tried:
-    """Answers of a submission to the cases of a task."""
+    """Answers of a submission to the cases of a task; whether its budget counts."""
 
     key: AnswerKey
     answers: dict[int, Answer]
+    with_budget: bool = True
 
     def is_right(self, number: int) -> bool:
         """Whether the answer to a case is right."""
@@ -100,6 +103,12 @@ class Tried:
         budget = self.key.task.budget
         return [] if budget is None else budget(self.key.cases[number], self.answers[number], self.key.variant)
 
+    def other_method(self, number: int) -> str:
+        """What shows that a right answer is that of another method: an amount that leaves no points; or empty."""
+        bounds = self.bounds(number) if self.with_budget else ()
+        missed = next((one for one in bounds if one.zero > one.full and one.fraction == 0), None)
+        return "" if missed is None else f"{OTHER_METHOD}: {missed.what} {missed.value:.6g}, allowed {missed.full:.6g}"
+
     @cached_property
     def mistake(self) -> KnownMistake | None:
         """The only known mistake that gives the same answers to all cases; None where there is none, or several."""
@@ -117,7 +126,7 @@ def check_task(
         Asked before each check; once it returns True, the rest is not tried.
     """
     task, variant = key.task, key.variant
-    tried = Tried(key, {})
+    tried = Tried(key, {}, with_budget=budget and bool(task.points.budget))
     endless = False
     for number, case in enumerate(key.cases):
         if endless or stop():
@@ -125,7 +134,7 @@ def check_task(
         tried.answers[number] = answer = runner.run(task, case, variant)
         endless = _is_final(key, answer)
     checks = [_case_check(tried, number) for number in range(len(key.cases))]
-    if task.budget is not None and task.points.budget and budget:
+    if task.budget is not None and tried.with_budget:
         checks += _budget_checks(tried)
     if task.whole is not None and task.points.whole and whole:
         may_run = all(map(tried.is_right, tried.answers)) and len(tried.answers) == len(key.cases) and not stop()
@@ -153,11 +162,13 @@ def _case_check(tried: Tried, number: int) -> CheckOutcome:
     check = CheckOutcome(name=name, kind=kind, points=0, possible=possible)
     if number not in tried.answers:
         return check.model_copy(update={"not_tried": True, "message": "not tried, as an earlier case did not end"})
-    if tried.is_right(number):
+    is_right = tried.is_right(number)
+    message = tried.other_method(number) if is_right else tried.problem(number)
+    if not message and is_right:
         return check.model_copy(update={"points": possible})
     mistake = tried.mistake
-    message = tried.problem(number)
-    update = {"message": message if kind == "public" else _without_inputs(tried, number)}
+    update: dict[str, object] = {"points": possible * OTHER_METHOD_SHARE * is_right}
+    update["message"] = message if kind == "public" else OTHER_METHOD if is_right else _without_inputs(tried, number)
     if mistake is not None:
         update |= {"hint": mistake.hint, "mistake": mistake.name}
     return check.model_copy(update=update)

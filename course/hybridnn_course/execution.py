@@ -9,6 +9,7 @@ from typing import Any
 
 from hybridnn.comm.group import Group
 from hybridnn.comm.recorder import Recorder
+from hybridnn.errors import EnvironmentProblem
 from hybridnn.in_process import CommunicationError, DeadlockError, RunResult, StuckError, run_ranks
 from hybridnn_course.answers import DEADLOCK, NOT_WRITTEN, Answer, Call, Failure, Values
 
@@ -36,6 +37,10 @@ KINDS = {
 
 class RefusedOperationError(CommunicationError):
     """The function called an operation of the group that the task does not allow."""
+
+
+class MachineError(EnvironmentProblem):
+    """The machine failed, or may have: nothing is known about the submission."""
 
 
 class StudentError(Exception):

@@ -39,6 +39,7 @@ WORKERS = 500  # at the same time on a machine
 TRIED_USER = FIRST_USER + WORKERS * USERS  # of what is tried before: no grader ends its processes
 LOCK = "\0hybridnn-course-users-"  # name of a socket, with the number of a worker
 MEMORY_BYTES = 2 << 30
+MEMORY_LEFT = 2 * MEMORY_BYTES  # of the machine, by which only a limit refuses memory
 FILE_BYTES = 64 << 10  # of a file, and of what is printed
 DESCRIPTORS = 64
 PROCESSES = 64  # processes and threads of the user of a rank, or of all ranks in bubblewrap
@@ -180,8 +181,9 @@ def confine(mode: str, user: int, seconds: int) -> bool:
         is_separate = _own_namespaces()
     for limit, value in limits.items():
         _, hard = resource.getrlimit(limit)
-        new = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(limit, (new, new))
+        last = value + (limit == resource.RLIMIT_CPU)  # so that the first signal is one that nothing else sends
+        last = last if hard == resource.RLIM_INFINITY else min(last, hard)
+        resource.setrlimit(limit, (min(value, last), last))
     if mode == "user":
         os.setgroups([])
         os.setresgid(user, user, user)
@@ -324,19 +326,40 @@ def missing_protection(mode: str) -> str:
     )
 
 
+def has_memory() -> bool:
+    """Whether the machine has so much memory that only its limit refuses some to a submission; as Linux says."""
+    try:
+        lines = (line.split() for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+    except OSError:
+        return False
+    return any(name == "MemAvailable:" and int(number) << 10 >= MEMORY_LEFT for name, number, *_ in lines)
+
+
 def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def end_ranks(users: range) -> None:
+def reaped() -> dict[int, tuple[int, float]]:
+    """The processes that have ended: how, and their seconds of processor time."""
+    found = {}
+    with contextlib.suppress(ChildProcessError):
+        while (one := os.wait4(-1, os.WNOHANG))[0]:
+            found[one[0]] = one[1], one[2].ru_utime + one[2].ru_stime
+    return found
+
+
+def end_ranks(users: range) -> dict[int, tuple[int, float]]:
     """End every process that this process started, also those that left their session or changed their parent.
+
+    Returns what `reaped` says of them.
 
     Parameters
     ----------
     users : range
         The users of the ranks, whose files are removed, too; empty where they have none of their own.
     """
+    found: dict[int, tuple[int, float]] = {}
     for user in users:
         _end_processes_of(user)
     deadline = time.monotonic() + 10
@@ -344,12 +367,11 @@ def end_ranks(users: range) -> None:
         for child in children:
             with contextlib.suppress(OSError):
                 os.kill(child, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
+        found |= reaped()
         time.sleep(0.001)
     for folder in WRITABLE if users else ():
         _remove_files(folder, users)
+    return found
 
 
 def _remove_files(folder: str, users: range) -> None:

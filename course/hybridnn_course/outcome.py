@@ -71,6 +71,8 @@ class Outcome(_Record):
         Name of its file in the folder of submissions, where it was graded there.
     gradable : bool
         False where the submission could not be read; `reason` says why. It then costs no attempt.
+    again : str
+        What failed where the machine did, or may have: the submission has no grade, and is to be graded again.
     flags : tuple of str
         What a person should look at; they change no points.
     """
@@ -82,8 +84,14 @@ class Outcome(_Record):
     variant: dict[str, str] = {}
     gradable: bool = True
     reason: str = ""
+    again: str = ""
     tasks: tuple[TaskOutcome, ...] = ()
     flags: tuple[str, ...] = ()
+
+    @property
+    def ungraded(self) -> str:
+        """Why it has no grade; empty where it has one."""
+        return f"to be graded again: {self.again}" if self.again else "" if self.gradable else self.reason
 
     @property
     def points(self) -> float:

@@ -11,7 +11,7 @@ import re
 import stat
 import warnings
 import zipfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from hybridnn.errors import DataError, HybridnnError, one_line, shorten
@@ -30,7 +30,11 @@ IGNORED = re.compile(r"(^|/)(__MACOSX/|__pycache__/|\._|\.DS_Store$|Thumbs\.db$|
 
 
 class UngradableError(DataError):
-    """A submission that cannot be graded; it costs no attempt."""
+    """A submission that cannot be graded; it costs no attempt. The student is empty where it names none."""
+
+    def __init__(self, reason: str, student: str = "") -> None:
+        super().__init__(reason)
+        self.student = student
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,7 @@ class Submission:
 
 
 def read_submission(
-    assignment: Assignment, data: bytes | Mapping[str, bytes], modules: Collection[str] = ()
+    assignment: Assignment, data: bytes | Mapping[str, bytes], modules: Collection[str] = (), python: str = ""
 ) -> Submission:
     """Read a zip file, or files by their paths; `UngradableError` where it cannot be graded.
 
@@ -61,6 +65,8 @@ def read_submission(
     ----------
     modules : collection of str
         Modules that the course allows besides those that every submission may import.
+    python : str
+        Version whose syntax the code must have; by default that of this Python.
     """
     entries = _unpacked(assignment, data) if isinstance(data, bytes) else data
     if len(entries) > MOST_ENTRIES:
@@ -71,19 +77,30 @@ def read_submission(
     given = {path for path in entries if IGNORED.search(path) or path.rpartition("/")[2] in (HANDOUT, CASES)}
     further = sorted(entries.keys() - chosen.values() - given)
     manifest = _manifest(assignment, found[MANIFEST]) if MANIFEST in found else None
+    try:
+        sources, flags = _code(assignment, found, further, modules, python)
+    except UngradableError as error:
+        raise UngradableError(str(error), manifest.student if manifest else "") from None
+    assert manifest is not None, "its file is one of those that are wanted"
+    return Submission(manifest, sources, flags)
+
+
+def _code(
+    assignment: Assignment, found: Mapping[str, bytes], further: Sequence[str], modules: Collection[str], python: str
+) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The code files, and what a person should look at."""
     for name in (wanted := _wanted(assignment)):
         if name not in found:
             there = shorten(one_line(", ".join(sorted([*found, *further]))), SHOWN) or "no file"
             consists = f"{assignment.id} consists of {', '.join(wanted)}"
             raise UngradableError(f"{name}: is missing; {consists}, and the submission has {there}")
-    assert manifest is not None, "its file is one of those that are wanted"
     sources = {name: _text(name, found[name], CODE_BYTES) for name in assignment.files}
     for name in assignment.texts:
         _text(name, found[name])  # which a person reads
-    flags = [flag for name, text in sources.items() for flag in file_flags(assignment, name, text, modules)]
+    flags = [flag for name, text in sources.items() for flag in file_flags(assignment, name, text, modules, python)]
     if further:
         flags.append(f"further files, which are ignored: {shorten(one_line(', '.join(further)), SHOWN)}")
-    return Submission(manifest, sources, tuple(dict.fromkeys(flags)))
+    return sources, tuple(dict.fromkeys(flags))
 
 
 def _manifest(assignment: Assignment, content: bytes) -> Manifest:
@@ -98,9 +115,11 @@ def _manifest(assignment: Assignment, content: bytes) -> Manifest:
     return manifest
 
 
-def file_flags(assignment: Assignment, name: str, text: str, modules: Collection[str] = ()) -> list[str]:
+def file_flags(
+    assignment: Assignment, name: str, text: str, modules: Collection[str] = (), python: str = ""
+) -> list[str]:
     """What a person should look at in a code file; `UngradableError` where it is not a program."""
-    return list(code_flags(assignment, name, parsed_code(name, text), modules))
+    return list(code_flags(assignment, name, parsed_code(name, text, python), modules))
 
 
 def _wanted(assignment: Assignment) -> tuple[str, ...]:
@@ -108,10 +127,17 @@ def _wanted(assignment: Assignment) -> tuple[str, ...]:
 
 
 def chosen_files(assignment: Assignment, paths: Iterable[str]) -> dict[str, str]:
-    """Paths of the files of an assignment by their names: those in the outermost folder that has a manifest."""
+    """Paths of the files of an assignment by their names: those in the outermost folder that has a manifest.
+
+    `UngradableError` where several folders are the outermost one: nothing says which is finished.
+    """
     there = [path for path in paths if not IGNORED.search(path)]
     folders = [path.removesuffix(MANIFEST) for path in there if path.rpartition("/")[2] == MANIFEST]
-    folder = min(folders, key=lambda one: (one.count("/"), one), default="")
+    outermost = [one for one in folders if one.count("/") == min(one.count("/") for one in folders)]
+    if len(outermost) > 1:
+        names = shorten(one_line(", ".join(sorted(outermost))), SHOWN)
+        raise UngradableError(f"it has several folders of the assignment: {names}; hand in one of them")
+    folder = outermost[0] if outermost else ""
     return {name: folder + name for name in _wanted(assignment) if folder + name in there}
 
 
@@ -151,12 +177,16 @@ def _text(name: str, content: bytes, limit: int = FILE_BYTES) -> str:
         raise UngradableError(f"{name}: is not text in UTF-8: {error}") from None
 
 
-def parsed_code(name: str, text: str) -> ast.Module:
-    """The syntax tree of a code file; `UngradableError` where it is none, or beyond the limits."""
+def parsed_code(name: str, text: str, python: str = "") -> ast.Module:
+    """The syntax tree of a code file; `UngradableError` where it is none, or beyond the limits.
+
+    What only a version newer than `python` can parse is refused, where this Python knows it.
+    """
+    version = tuple(map(int, python.split("."))) if python else None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tree = ast.parse(text, name)
+            tree = ast.parse(text, name, feature_version=version)  # type: ignore[arg-type]  # of two numbers
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         reason = error.msg if isinstance(error, SyntaxError) else str(error)

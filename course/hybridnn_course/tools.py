@@ -1,4 +1,4 @@
-"""Tools for a student's own computer: one case in a debugger, and its picture.
+"""Tools for a student's own computer: one case in a debugger.
 
 They run the student's code in this process, with all ranks of a case as ranks of one process.
 """
@@ -15,9 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hybridnn.drawing import DrawnObject
 from hybridnn.errors import DataError, HybridnnError, SettingError
-from hybridnn.in_process import DeadlockError, run_ranks
+from hybridnn.in_process import run_ranks
 from hybridnn.in_process.mpi_interface import Comm
 from hybridnn_course.answers import Values
 from hybridnn_course.assignment import Case, Function, Task
@@ -114,21 +113,6 @@ def debug_case(work: WorkFolder, task: Task, case: Case, rank: int) -> None:
         return call
 
     _run_case(work, task, case, lambda comm: debugged(comm) if comm.rank == rank else function)
-
-
-def picture_of_case(work: WorkFolder, task: Task, case: Case) -> tuple[DrawnObject, str]:
-    """A case as a picture, and what is wrong: its messages, up to the deadlock where there is one, or its order."""
-    if not task.operations and task.picture is None:
-        raise SettingError("task", task.name, "has no messages to draw, and no order of a pipeline")
-    function = load_function(work, task)
-    if task.picture is not None:
-        with student_errors(work):
-            return task.picture(function, case.inputs[0], work.variant), ""
-    try:
-        run: DrawnObject = _run_case(work, task, case, lambda _: function)
-    except DeadlockError as error:
-        return error, str(error)
-    return run, ""
 
 
 def _run_case(work: WorkFolder, task: Task, case: Case, function_of: Callable[[Any], Function]) -> Any:

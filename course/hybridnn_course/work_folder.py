@@ -20,7 +20,6 @@ from hybridnn.utils.text import shown_path
 from hybridnn_course.answer_key import AnswerKey
 from hybridnn_course.assignment import Assignment, Task, Variant
 from hybridnn_course.case_file import CASES, CaseFile
-from hybridnn_course.notebook import update_files
 
 MANIFEST, HANDOUT = "assignment.toml", "handout.md"
 FILE_BYTES = 1 << 20  # of a file of a submission
@@ -34,7 +33,7 @@ Feedback = Literal["names", "hints"]
 
 
 class Manifest(BaseModel):
-    """Content of ``assignment.toml``."""
+    """Content of ``assignment.toml``; `python` is the version that grades, and the newest whose syntax it reads."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -43,6 +42,7 @@ class Manifest(BaseModel):
     student: Annotated[str, Field(max_length=STUDENT_CHARACTERS)] = ""
     feedback: Feedback = "hints"
     modules: tuple[str, ...] = ()
+    python: Annotated[str, Field(pattern=r"^(3\.\d{1,3})?$")] = ""
     variant: dict[str, str] = {}
 
     @classmethod
@@ -75,9 +75,7 @@ class WorkFolder:
         cases = CaseFile.read(read_bytes(folder / CASES, CASES_BYTES), str(folder / CASES))
         if cases.assignment.id != manifest.assignment:
             raise DataError(f"{folder / CASES}: has the cases of {cases.assignment.id}, not of {manifest.assignment}")
-        work = cls(folder, manifest, cases)
-        work.update()
-        return work
+        return cls(folder, manifest, cases)
 
     @property
     def assignment(self) -> Assignment:
@@ -93,19 +91,8 @@ class WorkFolder:
         """Public cases of a task, and the right answers."""
         return self.cases.keys[task.name]
 
-    @property
-    def notebook(self) -> Path:
-        """The notebook in which the student may write."""
-        return self.folder / f"{self.assignment.id}.ipynb"
-
-    def update(self) -> None:
-        """Write the code files from the notebook, if there is one."""
-        if self.notebook.exists():
-            update_files(self.notebook, self.assignment.files)
-
     def sources(self) -> dict[str, str]:
         """Text of every code file; `DataError` if one is missing."""
-        self.update()
         return {name: _text_of(self.folder / name) for name in self.assignment.files}
 
     def paths(self) -> dict[str, str]:

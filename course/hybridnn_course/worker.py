@@ -15,6 +15,7 @@ import os
 import signal
 import socket
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Mapping, Sequence
@@ -26,9 +27,11 @@ from hybridnn_course.execution import describe_error, failure_of
 from hybridnn_course.frames import FrameError, receive_frame, send_frame
 from hybridnn_course.guard import hide_library
 from hybridnn_course.injection import find
-from hybridnn_course.isolation import USERS, become_worker, can_import, confine, end_ranks
+from hybridnn_course.isolation import USERS, become_worker, can_import, confine, end_ranks, reaped
 from hybridnn_course.remote_group import RemoteGroup
 from hybridnn_course.whole_run import digits
+
+LOST_SECONDS = 2.0  # for a rank whose connection is closed to end; one that closed it itself may go on
 
 
 class StoppedError(BaseException):
@@ -93,20 +96,37 @@ def main() -> None:
             digits()  # which the processes of ranks may be unable to read
             end_ranks(users)  # which a grader that was killed may have left
         send_frame(control, {"ready": mode != "user" or can_import(mode, users[0])})
+        pids: list[int] = []
         while True:
             request = receive_frame(control)
             if request["do"] == "end":
-                end_ranks(users[: request["ranks"]] if mode == "user" else range(0))
-                send_frame(control, {"ended": True})
+                ended = _end_case(pids, request["lost"], users[: len(pids)] if mode == "user" else range(0))
+                send_frame(control, ended)
                 continue
             descriptors = _receive_descriptors(control, request["ranks"] + 1)
+            pids = []
             for rank in range(request["ranks"]):
-                if os.fork() == 0:
+                pids.append(os.fork())
+                if pids[-1] == 0:
                     _become_rank(start, users[rank], descriptors, rank, request["seconds"], control)
             for descriptor in descriptors:
                 os.close(descriptor)
             send_frame(control, {"started": True})
     end_ranks(range(0))
+
+
+def _end_case(pids: Sequence[int], lost: Sequence[int], users: range) -> dict[str, Any]:
+    """End the ranks of a case: the signal that ended each before, and its processor time; that of all processes."""
+    ended, deadline = reaped(), time.monotonic() + LOST_SECONDS
+    while not {pids[rank] for rank in lost} <= ended.keys() and time.monotonic() < deadline:
+        time.sleep(0.002)
+        ended |= reaped()
+    signals = [
+        os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0 for status, _ in (ended.get(p, (0, 0)) for p in pids)
+    ]
+    ended |= end_ranks(users)
+    ranks = [[number, ended[pid][1] if pid in ended else 0.0] for pid, number in zip(pids, signals, strict=True)]
+    return {"ranks": ranks, "seconds": sum(seconds for _, seconds in ended.values())}
 
 
 def _receive_descriptors(connection: socket.socket, count: int) -> list[int]:

@@ -11,9 +11,6 @@ import numpy as np
 import pytest
 
 from hybridnn import SGD
-from hybridnn.pipeline.schedules.instructions import Backward, Forward
-from hybridnn.pipeline.schedules.methods import METHODS as LIBRARY
-from hybridnn.pipeline.schedules.methods import make_schedule
 from hybridnn_course.answers import MEASURED, Answer
 from hybridnn_course.checks import check_task
 from hybridnn_course.exercises.a6_stale.budgets import needed_bytes, predict_budget, stage_budget, store_budget
@@ -57,25 +54,6 @@ def lost(name: str, function: Any) -> list[tuple[str, str, str]]:
 
 
 # -- the library ------------------------------------------------------------------------------------------------------
-
-
-def test_functions_of_the_library_have_all_points() -> None:
-    """Its weight policies and the distances of its schedules, in the standard variant."""
-
-    def weights_read(method: str, stage: int, stages: int, minibatch: int) -> tuple[int, int, int]:
-        library = LIBRARY[{"vertical sync": "pipedream-vsync", "extra": "pipedream-2bw"}.get(method, method)]
-        policy = library.policy
-        assert policy is not None
-        forward, backward = (rule(stage, stages, minibatch).version for rule in (policy.forward, policy.backward))
-        return forward, backward if library.recomputes else forward, backward
-
-    def predicted_reads(stage: int, stages: int, minibatch: int, minibatches: int) -> list[tuple[int, ...]]:
-        schedule = make_schedule("spectrain", stages=stages, minibatches=minibatches, messages=False)
-        reads = [schedule.weights_read(stage, kind(minibatch)) for kind in (Forward, Backward)]
-        return [tuple(read) for read in reads if read is not None]
-
-    for name, function in {"rules": weights_read, "distance": predicted_reads}.items():
-        assert lost(name, function) == []
 
 
 # -- rules and distance: a pipeline that is carried out ---------------------------------------------------------------

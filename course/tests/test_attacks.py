@@ -147,7 +147,7 @@ class Attacks:
         start = time.monotonic()
         outcome = self.tried.check(name, task)
         outcome.model_dump_json()  # which is written to a file
-        assert time.monotonic() - start < 2 * self.limit + deadline(10)  # a busy machine deletes folders slowly
+        assert time.monotonic() - start < carrier.WALL_FACTOR * self.limit + deadline(10)
         assert [process for process, (_, user) in _status_of_processes().items() if user in self._users] == []
         assert len(_children() - self._children) == 1  # the process that starts the ranks
         assert self._files() <= before
@@ -221,7 +221,7 @@ def test_the_limit_of_a_case_ends_it(attacks: Attacks, name: str) -> None:
     outcome = attacks.check(name, "bounds")
     assert outcome.points == 0
     message = outcome.checks[0].message
-    assert "no result after" in message or "ended without" in message, message
+    assert "no result after" in message or "ended" in message, message
 
 
 @pytest.mark.parametrize("name", _attacks(GRADIENT))

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from course.tests.made import KIT, allow_kit, course_of, reference_files, submission_zip, wrong_files
@@ -22,9 +23,10 @@ from hybridnn_course.carrier import Worker
 from hybridnn_course.checks import check_task
 from hybridnn_course.outcome import CheckOutcome, Outcome, TaskOutcome
 from hybridnn_course.submission import Submission, UngradableError
-from hybridnn_course_staff import grading
+from hybridnn_course_staff import batch, grading
 from hybridnn_course_staff.assignment import Assignment, Mistake, load_assignment
 from hybridnn_course_staff.batch import SUFFIX, Graded, grade_folder, with_student_flags
+from hybridnn_course_staff.cli import assistant
 from hybridnn_course_staff.cli.assistant import grade
 from hybridnn_course_staff.grading import Grader, Limits
 from hybridnn_course_staff.regrading import Change, changed_checks, read_outcomes
@@ -33,6 +35,7 @@ from hybridnn_course_staff.task_key import TaskKey
 from hybridnn_course_staff.term import Course, create_course
 from hybridnn_course_staff.trusted import TrustedRunner
 from mpi_runner.slowness import deadline
+from reference.command_line import Run, error_line
 
 A2 = load_assignment("a2")
 CODE = ("a1", "a2", "a3", "a4", "a5", "a6", "a7")
@@ -217,10 +220,17 @@ def test_a_regrade_lists_what_changed_and_why(tmp_path: Path) -> None:
         grades("old", same, wrong),
         grades("new", same, wrong.model_copy(update={"points": 2, "message": ""})),
     )
-    assert list(changed_checks(before, after)) == [Change("ada.zip", "bounds, hidden, two", 0, 2, "wrong outputs")]
+    assert list(changed_checks(before, after)) == [
+        Change("ada.zip", "bounds, hidden, two", 0, 2, "before: wrong outputs")
+    ]
     assert list(changed_checks(after, after)) == []
+    worth = grades("worth", same.model_copy(update={"points": 4, "possible": 4}))
+    assert [(change.check, change.why) for change in changed_checks(after, worth)] == [
+        ("bounds, public, one", "it is worth 4, not 1"),
+        ("bounds, hidden, two", "no longer a check"),
+    ]
     broken = grades("broken", gradable=False, reason="no zip")
-    assert list(changed_checks(broken, after)) == [Change("ada.zip", "all", 0, 3, "was not gradable: no zip")]
+    assert list(changed_checks(broken, after)) == [Change("ada.zip", "all", 0, 3, "had no grade: no zip")]
     with pytest.raises(DataError, match="the gradings are of a1 and a2"):
         list(changed_checks(grades("other", assignment="a1"), after))
     with pytest.raises(DataError, match="has no outcomes"):
@@ -231,7 +241,7 @@ def test_submissions_of_the_same_name_are_two(tmp_path: Path, monkeypatch: pytes
     """A learning platform packs the file of each student, which all call the same, into a folder."""
     check = CheckOutcome(name="one", kind="public", points=0, possible=1, message="raised <script>")
     outcome = Outcome(assignment="a2", tasks=(TaskOutcome(name="bounds", checks=(check,)),))
-    monkeypatch.setattr(Grader, "grade", lambda *_: outcome)
+    monkeypatch.setattr(Grader, "grade", lambda *_, **__: outcome)
     names = ["Ada_1_file/a2-submission.zip", "Ben_2_file/a2-submission.zip"]
     for name in names:
         (tmp_path / "in" / name).parent.mkdir(parents=True)
@@ -247,7 +257,7 @@ def test_submissions_of_the_same_name_are_two(tmp_path: Path, monkeypatch: pytes
 
 def test_a_damaged_outcome_is_graded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grader: Grader) -> None:
     outcome = Outcome(assignment="a2", student="ada")
-    monkeypatch.setattr(Grader, "grade", lambda *_: outcome)
+    monkeypatch.setattr(Grader, "grade", lambda *_, **__: outcome)
     (tmp_path / "submissions").mkdir()
     (tmp_path / "submissions/a.zip").write_bytes(b"")
     first = grade_folder(grader, tmp_path / "submissions", tmp_path / "grades")
@@ -278,6 +288,96 @@ def test_a_solution_of_an_old_term_fails_and_is_flagged(tmp_path: Path) -> None:
     lost = {task.name for task in outcome.tasks if task.points < task.possible}
     assert lost == {"bounds", "minibatches", "buckets", "reducer"}
     assert [flag for flag in outcome.flags if flag.startswith("bounds, minibatches, buckets, reducer: solve another")]
+
+
+def test_a_changed_assignment_or_kit_gives_another_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grader: Grader
+) -> None:
+    assignment, other, kit = tmp_path / "assignments/a2", tmp_path / "assignments/a3", tmp_path / "batch.py"
+    for path in (assignment / "cases.py", other / "cases.py", kit):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x = 1\n")
+    monkeypatch.setattr(batch, "__file__", str(kit))
+
+    def digest() -> str:
+        batch.kit_digest.cache_clear()
+        return batch.kit_digest(assignment)
+
+    first = digest()
+    (other / "cases.py").write_text("x = 2\n")
+    assert digest() == first
+    found = {first}
+    for path in (assignment / "cases.py", kit):
+        path.write_text("x = 2\n")
+        found.add(digest())
+    assert len(found) == 3
+    monkeypatch.setattr(batch, "kit_digest", lambda _: "one")
+    one = batch.outcome_digest(grader, "a.zip", b"")
+    monkeypatch.setattr(batch, "kit_digest", lambda _: "two")
+    assert batch.outcome_digest(grader, "a.zip", b"") != one
+
+
+def test_what_is_kept_is_one_line_and_what_is_left_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], grader: Grader
+) -> None:
+    monkeypatch.setattr(Grader, "grade", lambda *_, **__: Outcome(assignment="a2"))
+    (tmp_path / "in").mkdir()
+    names = ["a.zip", "b\nana.zip: 100\x1b[2J.zip", "c.zip"]
+    for name in names:
+        (tmp_path / "in" / name).write_bytes(b"")
+    clock = iter(range(0, 10_000, 100))
+    monkeypatch.setattr(assistant.time, "monotonic", lambda: next(clock))
+    for _ in range(2):
+        progress = assistant.Progress()
+        grade_folder(grader, tmp_path / "in", tmp_path / "out", begun=progress.begin, told=progress.tell)
+    assert capsys.readouterr().out.splitlines() == [
+        *("a.zip: received", "1 of 3, 4 minutes left"),
+        *("'b\\nana.zip: 100\\x1b[2J.zip': received", "2 of 3, 2 minutes left", "c.zip: received"),
+        "3 of 3 kept from before: nothing that decides has changed",
+    ]
+
+
+def test_a_platform_knows_whose_a_submission_is(tmp_path: Path, run_hybridnn: Run) -> None:
+    course_of(tmp_path / "term", "a2")
+    (tmp_path / "in").mkdir()
+    for name in ("bob.zip", "late.zip"):
+        (tmp_path / "in" / name).write_bytes(submission_zip(A2, A2.standard, {"blocks.py": "("}, student="ada"))
+    (tmp_path / "names.csv").write_text("submission,student\nbob.zip,bob\n")
+    command = ("course", "grade", "a2", "in", "--course", "term", "--isolation", "none")
+    for names in (["--names", "names.csv"], []):  # which are kept
+        code, out, err = run_hybridnn(*command, *names)
+        assert code == 0, err
+        assert ("names.csv: has no row of late.zip" in out) == bool(names)
+        rows = _rows((tmp_path / "grades" / GRADES).read_text())
+        assert {name: row["student"] for name, row in rows.items()} == {"bob.zip": "bob", "late.zip": "ada"}
+    (tmp_path / "names.csv").write_text("submission,name\nbob.zip,bob\n")
+    assert "needs columns submission and student" in error_line(run_hybridnn(*command, "--names", "names.csv"))
+
+
+def test_a_right_answer_by_another_method_has_half_of_its_points() -> None:
+    """An all-reduce that gathers at rank 0 and sends the sum back."""
+    a3 = load_assignment("a3")
+
+    def allreduce(group: Any, array: Any, operation: str = "sum") -> None:
+        if group.rank:
+            group.isend(array, 0, 0).wait()
+            group.ireceive(array, 0, 1).wait()
+            return
+        for rank in range(1, group.size):
+            other = array.copy()
+            group.ireceive(other, rank, 0).wait()
+            array[...] = array + other if operation == "sum" else np.maximum(array, other)
+        for rank in range(1, group.size):
+            group.isend(array, rank, 1).wait()
+
+    key = TaskKey(a3, a3.task("allreduce"), a3.standard, b"a key of 16 byte")
+    outcome = check_task(TrustedRunner({"allreduce": allreduce}), key, whole=False)
+    cases = [check for check in outcome.checks if check.kind in ("public", "hidden")]
+    halves = [check for check in cases if check.message.startswith("right by another method")]
+    assert len(halves) > len(cases) / 2
+    assert {check.points / check.possible for check in halves} == {0.5}
+    assert {check.message for check in halves if check.kind == "hidden"} == {"right by another method"}
+    assert outcome.points < 0.6 * outcome.possible
 
 
 def test_grade_says_first_what_the_isolation_lacks(

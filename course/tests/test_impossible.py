@@ -10,7 +10,7 @@ import pytest
 
 from hybridnn_course.answers import Answer, Call
 from hybridnn_course.assignment import Variant
-from hybridnn_course.checks import check_task
+from hybridnn_course.checks import OTHER_METHOD, check_task
 from hybridnn_course.outcome import TaskOutcome
 from hybridnn_course_staff.assignment import load_assignment
 from hybridnn_course_staff.task_key import TaskKey
@@ -29,18 +29,6 @@ COMMUNICATING = [
 
 def _checked(key: TaskKey, function: Callable[..., Any]) -> TaskOutcome:
     return check_task(TrustedRunner({key.task.name: function}), key, whole=False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "task_name"), COMMUNICATING)
-def test_no_reference_and_no_known_mistake_is_impossible(name: str, task_name: str) -> None:
-    """Some mistakes have right outputs, by other algorithms than that of the reference."""
-    assignment = load_assignment(name)
-    for variant in some_variants(assignment, 3):
-        key = TaskKey(assignment, assignment.task(task_name), variant, KEY)
-        functions = [key.task.solution(variant), *(mistake.function(variant) for mistake in key.mistakes)]
-        for function in functions:
-            assert _checked(key, function).flags == ()
 
 
 def _in_a_chain(group: Any, array: Any, operation: str = "sum") -> None:
@@ -76,7 +64,8 @@ def test_messages_of_a_smaller_type_do_not_bring_the_elements(dtype: str) -> Non
 def test_the_fewest_bytes_are_possible() -> None:
     outcome = _checked(TaskKey(A3, A3.task("allreduce"), A3.standard, KEY), _in_a_chain)
     assert outcome.flags == ()
-    assert all(check.passed for check in outcome.checks if check.kind != "budget"), outcome
+    others = [check for check in outcome.checks if check.kind != "budget" and not check.passed]
+    assert {check.message.partition(":")[0] for check in others} == {OTHER_METHOD}, outcome
 
 
 def _told(key: TaskKey) -> Callable[..., None]:

@@ -7,15 +7,13 @@ import inspect
 import re
 from dataclasses import replace
 from functools import partial
-from itertools import product
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 
-from course.tests.made import blank_files, course_of, submission_zip
+from course.tests.made import course_of, submission_zip
 from hybridnn.cli.main import main
 from hybridnn.comm.blocks import block_bounds
 from hybridnn.comm.group import Group
@@ -27,15 +25,14 @@ from hybridnn_course.answers import Answer, Failure, first_difference
 from hybridnn_course.assignment import Bound, Case, Points
 from hybridnn_course.checks import check_task
 from hybridnn_course.injection import StillUsedError, find, injected
-from hybridnn_course.submission import read_submission
-from hybridnn_course.work_folder import MANIFEST, WorkFolder, make_archive, open_handed_out, write_files
+from hybridnn_course.submission import Submission, read_submission
+from hybridnn_course.work_folder import MANIFEST, Manifest, WorkFolder, make_archive, open_handed_out, write_files
 from hybridnn_course_staff.assignment import Assignment, assignment_packages, load_assignment
 from hybridnn_course_staff.assignments.a2_batch.solution import global_gradient
 from hybridnn_course_staff.handing_out import make_student_archives
 from hybridnn_course_staff.handout import HandoutError, render_handout
-from hybridnn_course_staff.oral import draw_questions
 from hybridnn_course_staff.reading import read_in_time
-from hybridnn_course_staff.similarity import Cluster, Pair, clusters, similar_pairs
+from hybridnn_course_staff.similarity import exported_files
 from hybridnn_course_staff.stubs import DriftError, require_same_signature, stub_file
 from hybridnn_course_staff.task_key import TaskKey
 from hybridnn_course_staff.term import Course, create_course
@@ -63,18 +60,6 @@ def test_the_same_of_every_assignment_in_other_variants_with_another_key(name: s
     for proof in verify_assignment(load_assignment(name), variants=3, key=b"another key 1234"):
         assert proof.problems == (), proof.variant
         assert (proof.mistakes > 0) == (name in CODE)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_references_earn_everything_in_every_variant(name: str) -> None:
-    assignment = load_assignment(name)
-    for task in assignment.tasks:
-        for choices in product(*(assignment.axes[axis] for axis in task.axes)):
-            variant = {**assignment.standard, **dict(zip(task.axes, choices, strict=True))}
-            key = TaskKey(assignment, task, variant, KEY)
-            outcome = check_task(TrustedRunner({task.name: task.solution(variant)}), key)
-            assert [check.name for check in outcome.checks if not check.passed] == [], variant
 
 
 def test_an_assignment_has_three_right_submissions_or_more_with_every_choice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,63 +388,15 @@ def test_the_code_of_the_library_is_recognized_whatever_its_names() -> None:
     assert read_in_time(A2, submission_zip(A2, A2.standard, {"blocks.py": inspect.getsource(block_bounds)})).flags == ()
 
 
-# -- similarity -------------------------------------------------------------------------------------------------------
-
-
-def test_renamed_copies_are_similar_and_stubs_and_other_work_are_not() -> None:
-    text = (A2.folder() / "solution.py").read_text(encoding="utf-8")
-    renamed = re.sub(r"(?<!\.)\b(parts|part|longer|ends|order|labels)\b(?!=)", r"my_\1", text)
-    assert renamed != text
-    other = """
-def block_bounds(items, parts, part):
-    sizes = [items // parts] * parts
-    for i in range(items - sum(sizes)):
-        sizes[i] += 1
-    return sum(sizes[:part]), sum(sizes[: part + 1])
-"""
-    blank = {name: one for name, one in blank_files(A2, A2.standard).items() if name.endswith(".py")}
-    files = {"one": {"gradient.py": text}, "copy": {"blocks.py": renamed}, "own": {"blocks.py": other}, "blank": blank}
-    (pair,) = similar_pairs(A2, files, 0.8)
-    assert (pair.one, pair.other) == ("copy", "one")
-    assert pair.share == pytest.approx(1.0)
-
-
-MINIBATCHES = """
-def minibatches(order, batch_size):
-    for start in range(0, len(order), batch_size):
-        yield order[start : start + batch_size]
-"""
-
-
-def test_short_functions_are_not_similar() -> None:
-    assert similar_pairs(A2, {name: {"blocks.py": MINIBATCHES} for name in ("one", "other")}, 0.8) == []
-
-
-def test_earlier_submissions_are_not_compared_with_one_another() -> None:
-    (right, *_) = right_submissions(A2)
-    pairs = similar_pairs(A2, {"new": right.files}, 0.8, {"old": right.files, "older": right.files})
-    assert pairs == [Pair("new", "old", 1.0), Pair("new", "older", 1.0)]
-
-
-def test_pairs_with_a_submission_in_common_are_one_cluster() -> None:
-    pairs = [Pair("a", "b", 0.9), Pair("c", "d", 0.8), Pair("e", "f", 1.0), Pair("b", "c", 0.85)]
-    joined = Cluster(("a", "b", "c", "d"), 0.8, 0.9)
-    assert clusters(pairs) == [Cluster(("e", "f"), 1.0, 1.0), joined]
-    assert clusters(pairs[::-1])[1] == joined
-    assert clusters([]) == []
-
-
-def test_oral_questions_are_about_lines_that_students_wrote() -> None:
-    (right, *_) = right_submissions(A2)
-    blank = {name: one for name, one in blank_files(A2, A2.standard).items() if name.endswith(".py")}
-    drawn = draw_questions(A2, {"ada": right.files, "ben": blank}, Random(1), 10)
-    assert drawn == draw_questions(A2, {"ada": right.files, "ben": blank}, Random(1), 10)
-    assert drawn["ben"] == []
-    assert len(drawn["ada"]) == 3
-    for line in drawn["ada"]:
-        assert right.files[line.file].split("\n")[line.number - 1] == line.text
-        assert line.text.startswith("    ")
-    assert len(draw_questions(A2, {str(number): right.files for number in range(20)}, Random(1), 10)) == 10
+def test_other_programs_get_the_code_of_submissions_and_what_is_published() -> None:
+    files = {"blocks.py": "x = 1\n", "gradient.py": ""}
+    manifest = Manifest(assignment="a2", variant=A2.standard)
+    found = exported_files(A2, A2.standard, {"../ada 1/a2.zip": Submission(manifest, files, ())})
+    assert found.pop("base") == {name: stub_file(A2, name, A2.standard) for name in A2.files}
+    assert list(found)[-1] == "submissions/006-.._ada_1_a2.zip"
+    assert found["submissions/006-.._ada_1_a2.zip"] == files
+    assert found["submissions/001-the_reference"]["solution.py"] == (A2.folder() / "solution.py").read_text()
+    assert {name.partition("-")[2] for name in found} >= {"the_library", "right_one", "right_two", "right_three"}
 
 
 def test_unknown_names_are_refused_in_one_line() -> None:

@@ -17,14 +17,16 @@ import pytest
 
 from course.tests.made import KIT, course_of, reference_files, submission_zip
 from hybridnn.errors import DataError
+from hybridnn_course import isolation
 from hybridnn_course.answers import Answer, answer_digest, first_difference
 from hybridnn_course.assignment import Case
 from hybridnn_course.carrier import Worker
 from hybridnn_course.case_file import CASES
 from hybridnn_course.checks import check_task
+from hybridnn_course.execution import MachineError
 from hybridnn_course.frames import FrameError, receive_frame, send_frame
 from hybridnn_course.submission import CODE_BYTES, UngradableError, read_submission
-from hybridnn_course.work_folder import Manifest, WorkFolder, open_handed_out, write_files
+from hybridnn_course.work_folder import MANIFEST, Manifest, WorkFolder, open_handed_out, write_files
 from hybridnn_course_staff import reading
 from hybridnn_course_staff.assignment import load_assignment
 from hybridnn_course_staff.batch import ARCHIVE_BYTES, grade_folder
@@ -157,6 +159,48 @@ def test_reading_has_a_limit_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "read_submission", endless)
     with pytest.raises(UngradableError, match="takes more than 1 s"):
         read_in_time(A2, b"")
+
+
+def test_reading_has_a_limit_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "read_submission", lambda *_: bytes(2 * reading.READ_BYTES))
+    with pytest.raises(UngradableError, match="takes more than 512 MiB of memory"):
+        read_in_time(A2, b"")
+    monkeypatch.setattr(isolation, "MEMORY_LEFT", 1 << 60)  # of this machine, which may then have refused it
+    with pytest.raises(MachineError, match="has no memory"):
+        read_in_time(A2, b"")
+
+
+def test_what_is_compared_with_the_reference_is_never_a_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = f"{BOUNDS}return f\"{{'\u00a0'.join(map(str, range(3)))}}\"\n"
+    archive = packed({**files_of(), "blocks.py": text.encode()})
+    assert read_in_time(A2, archive).files["blocks.py"] == text
+    monkeypatch.setattr(reading, "copied_functions", lambda *_: 1 / 0)
+    flag = "not compared with the reference and the library: ZeroDivisionError"
+    assert read_in_time(A2, archive).flags[-1] == flag
+
+
+def test_two_folders_of_the_assignment_are_refused() -> None:
+    both = {f"{folder}/{name}": content for folder in ("a2", "a2 (1)") for name, content in files_of().items()}
+    with pytest.raises(UngradableError, match=r"several folders of the assignment: a2 \(1\)/, a2/; hand in one"):
+        read_submission(A2, packed(both))
+    inside = {f"a2/{name}": content for name, content in {**files_of(), MANIFEST: files_of()[MANIFEST]}.items()}
+    assert read_submission(A2, packed({**inside, f"a2/old/{MANIFEST}": b""})).files
+
+
+def test_the_student_of_what_cannot_be_graded_is_known(tmp_path: Path) -> None:
+    files = files_of()
+    files[MANIFEST] = files[MANIFEST].replace(b'student = ""', b'student = "fay"')
+    del files["blocks.py"]
+    outcome = Grader(course_of(tmp_path, "a2"), A2, "none").grade(packed(files))
+    assert (outcome.gradable, outcome.student) == (False, "fay")
+
+
+def test_newer_syntax_than_that_of_the_grader_is_refused_at_home() -> None:
+    text = f"{BOUNDS}\n    match items:\n        case _:\n            return 0, 0\n".encode()
+    archive = packed({**files_of(), "blocks.py": text})
+    assert read_submission(A2, archive, python="3.10").files
+    with pytest.raises(UngradableError, match=r"blocks\.py, line \d+: cannot be parsed: .*3\.10"):
+        read_submission(A2, archive, python="3.9")
 
 
 def test_files_of_windows_are_read(tmp_path: Path) -> None:

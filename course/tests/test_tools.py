@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
-from course.tests.made import course_of, reference_files
-from hybridnn.errors import DataError, EnvironmentProblem, SettingError
-from hybridnn.pipeline.schedules.schedule import ScheduleError
+from course.tests.made import course_of
+from hybridnn.errors import DataError, EnvironmentProblem
 from hybridnn_course.answers import Answer, Failure, answer_digest
-from hybridnn_course.assignment import Variant
 from hybridnn_course.checks import check_task
 from hybridnn_course.execution import run_programs
-from hybridnn_course.tools import StudentCodeError, debug_case, picture_of_case
+from hybridnn_course.tools import StudentCodeError, debug_case
 from hybridnn_course.work_folder import Manifest, WorkFolder, write_files
 from hybridnn_course_staff.assignment import Task, load_assignment
 from hybridnn_course_staff.handing_out import make_student_archives, read_roster, start_files
@@ -45,61 +42,8 @@ def test_an_exception_of_the_students_code_is_shown_with_its_lines_only(tmp_path
     work, task = work_folder(tmp_path, code)
     case = task.public(work.variant)[0]
     with pytest.raises(StudentCodeError, match=shown) as caught:
-        picture_of_case(work, task, case)
+        debug_case(work, task, case, case.ranks - 1)
     assert caught.value.exit_code == 1
-
-
-def a5_folder(folder: Path, variant: Variant, code: str = "") -> WorkFolder:
-    """A folder of A5 with the reference solutions, and with other code at the end of the file of orders."""
-    orders = reference_files(A5, variant)["orders.py"]
-    files = start_files(A5, Manifest(assignment="a5", variant=variant))
-    write_files(folder, {**files, "orders.py": f"{orders}\n{code}".encode()})
-    return WorkFolder.open(folder)
-
-
-@pytest.mark.parametrize("weight_gradients", A5.axes["weight_gradients"])
-def test_orders_are_drawn_with_a_box_for_each_pass(tmp_path: Path, weight_gradients: str) -> None:
-    work = a5_folder(tmp_path, {**A5.standard, "weight_gradients": weight_gradients})
-    backward = "backward" if weight_gradients == "with the backward pass" else "input gradient"
-    for name, kind in (("gpipe", backward), ("1f1b", backward), ("zb-h1", "input gradient")):
-        task = A5.task(name)
-        picture, about = picture_of_case(work, task, task.public(work.variant)[0])  # 3 stages, 6 microbatches
-        assert about == ""
-        for row in picture.drawing.rows:
-            for wanted in ("forward", kind):
-                found = sorted((int(box.label), box.start) for box in row.boxes if box.kind == wanted)
-                assert [number for number, _ in found] == [1, 2, 3, 4, 5, 6]
-        picture.draw(tmp_path / f"{name}.svg")
-        assert ElementTree.parse(tmp_path / f"{name}.svg").getroot().tag.endswith("svg")
-    idle = 3 * (picture.drawing.makespan) - sum(
-        box.end - box.start for row in picture.drawing.rows for box in row.boxes
-    )
-    assert idle == 3 * 2  # ZB-H1: each of 3 stages waits for 2 passes; 1F1B for 6
-
-
-def test_the_picture_is_that_of_the_students_order(tmp_path: Path) -> None:
-    work = a5_folder(tmp_path, A5.standard, "one_forward_one_backward = gpipe")
-    pictures = [
-        picture_of_case(work, A5.task(name), A5.task(name).public(work.variant)[0])[0] for name in ("gpipe", "1f1b")
-    ]
-    assert pictures[0].drawing == pictures[1].drawing
-
-
-def test_an_order_that_cannot_run_is_one_line(tmp_path: Path) -> None:
-    work = a5_folder(tmp_path, A5.standard, "_right = gpipe\ndef gpipe(size, stage): return _right(size, stage)[1:]")
-    with pytest.raises(ScheduleError) as caught:
-        picture_of_case(work, A5.task("gpipe"), A5.task("gpipe").public(work.variant)[0])
-    assert "\n" not in str(caught.value)
-    assert "stage 0" in str(caught.value)
-
-
-def test_tasks_without_messages_and_orders_have_no_picture(tmp_path: Path) -> None:
-    a6 = load_assignment("a6")
-    write_files(tmp_path, start_files(a6, Manifest(assignment="a6", variant=a6.standard)))
-    work = WorkFolder.open(tmp_path)
-    for task in a6.tasks:
-        with pytest.raises(SettingError, match="has no messages to draw, and no order of a pipeline"):
-            picture_of_case(work, task, task.public(work.variant)[0])
 
 
 def test_leaving_the_debugger_is_no_deadlock_of_the_other_ranks(

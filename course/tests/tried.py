@@ -12,7 +12,8 @@ import numpy as np
 from hybridnn_course.assignment import Case, Variant
 from hybridnn_course.carrier import Worker
 from hybridnn_course.checks import check_task
-from hybridnn_course.outcome import TaskOutcome
+from hybridnn_course.execution import MachineError
+from hybridnn_course.outcome import CheckOutcome, TaskOutcome
 from hybridnn_course_staff.assignment import load_assignment
 from hybridnn_course_staff.task_key import TaskKey
 
@@ -76,12 +77,16 @@ class Tried:
         case = self._case(task_name, self._numbers[name])
         key = TaskKey(A2, replace(task, public=lambda _: [case], whole=None), self._variant)
         self._worker.printed = ""
-        outcome = check_task(self._worker, key, budget=False)
-        self.printed = self._worker.printed
-        if "ended the processes that run it" in outcome.checks[0].message:
+        try:
+            return check_task(self._worker, key, budget=False)
+        except MachineError as error:
             self._worker.__exit__(None, None, None)
-            self._worker = self._worker_of()
-        return outcome
+            ended, self._worker = self._worker, self._worker_of()
+            self._worker.printed = ended.printed
+            case_check = CheckOutcome(name=case.name, kind="public", points=0, possible=1, message=str(error))
+            return TaskOutcome(name=task.name, checks=(case_check,))
+        finally:
+            self.printed = self._worker.printed
 
     @staticmethod
     def _case(task_name: str, number: int) -> Case:

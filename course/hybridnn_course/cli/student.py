@@ -1,8 +1,9 @@
-"""`hybridnn course start | check | debug | picture | submit`: commands in the folder of an assignment."""
+"""`hybridnn course start | check | debug | submit`: commands in the folder of an assignment."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hybridnn.cli.options import count, option
-from hybridnn.cli.output import make_console, print_drawing
+from hybridnn.cli.output import make_console
 from hybridnn.errors import DataError
 from hybridnn.utils.text import counted
 
@@ -51,17 +52,11 @@ def start(
     folder: Annotated[
         Path | None, typer.Argument(help="A new folder (default: named after the assignment).", metavar="FOLDER")
     ] = None,
-    notebook: Annotated[bool, typer.Option("--notebook", help="Also write a notebook that becomes the files.")] = False,
 ) -> None:
     """Make the folder of an assignment: the handout, and files with the functions to write."""
-    from hybridnn_course.notebook import new_notebook
     from hybridnn_course.work_folder import open_handed_out, write_files
 
     manifest, files = open_handed_out(source)
-    if notebook:
-        code = {name: text.decode() for name, text in files.items() if name.endswith(".py")}
-        files = {name: text for name, text in files.items() if name not in code}  # they are made from the notebook
-        files[f"{manifest.assignment}.ipynb"] = new_notebook(manifest.assignment.upper(), code)
     place = folder or Path(manifest.assignment)
     write_files(place, files)
     console = make_console()
@@ -102,9 +97,10 @@ def _check(work: WorkFolder, tasks: Sequence[Task], quiet: bool) -> bool:
     console = make_console()
     points = possible = 0.0
     is_refused = False
+    _print_other_python(console, work)
     for name, text in work.sources().items():
         try:
-            for flag in file_flags(work.assignment, name, text, work.manifest.modules):
+            for flag in file_flags(work.assignment, name, text, work.manifest.modules, work.manifest.python):
                 console.print(f"a person will look at {flag}", style="yellow", soft_wrap=True)
         except UngradableError as error:
             is_refused = True
@@ -120,6 +116,15 @@ def _check(work: WorkFolder, tasks: Sequence[Task], quiet: bool) -> bool:
     rest = f"; hidden cases are worth {hidden:g} more" if hidden else ""
     console.print(f"{points:.4g} of {possible:.4g} points{rest}", soft_wrap=True)
     return points >= possible - 1e-9 and not is_refused
+
+
+def _print_other_python(console: Console, work: WorkFolder) -> None:
+    """Say where this Python is newer than the one that grades, which may be unable to read the code."""
+    wanted = work.manifest.python
+    if wanted and sys.version_info[:2] > tuple(map(int, wanted.split("."))):
+        own = f"{sys.version_info[0]}.{sys.version_info[1]}"
+        text = f"this is Python {own}; your work is graded by {wanted}, so use no newer syntax"
+        console.print(text, style="yellow", soft_wrap=True)
 
 
 def _print_task(console: Console, outcome: TaskOutcome, printed: str, feedback: str) -> None:
@@ -166,7 +171,6 @@ def _await_change(work: WorkFolder, before: Sequence[int]) -> list[int]:
 def _changes(work: WorkFolder) -> list[int]:
     """When each file has last been changed."""
     paths = [work.folder / name for name in work.paths()]
-    paths += [work.notebook] if work.notebook.exists() else []
     return [path.stat().st_mtime_ns if path.exists() else MISSING for path in paths]
 
 
@@ -185,32 +189,6 @@ def debug(
     debug_case(work, chosen, choose_case(work, chosen, case, ranks)[1], rank)
 
 
-def picture(
-    task: TaskName,
-    folder: Folder = None,
-    case: CaseNumber = None,
-    ranks: CaseRanks = None,
-    out: Annotated[
-        Path | None,
-        option("Write the picture to this SVG file (default: it is printed as text).", "FILE", "--out"),
-    ] = None,
-) -> None:
-    """Draw a public case: its messages, up to the deadlock where there is one, or the order of a pipeline."""
-    from hybridnn_course.tools import choose_case, folder_of, picture_of_case
-
-    work = folder_of(folder)
-    chosen = work.assignment.task(task)
-    drawn, about = picture_of_case(work, chosen, choose_case(work, chosen, case, ranks)[1])
-    console = make_console()
-    if about:
-        console.print(about, soft_wrap=True)
-    if out is None:
-        print_drawing(console, drawn.drawing)
-    else:
-        drawn.draw(out)
-        console.print(str(out), soft_wrap=True)
-
-
 def submit(
     folder: Folder = None,
     out: Annotated[Path | None, option("The zip file (default: ASSIGNMENT-submission.zip).", "FILE", "--out")] = None,
@@ -222,13 +200,14 @@ def submit(
 
     work = folder_of(folder)
     archive, files = work.submission()
-    flags = read_submission(work.assignment, archive, work.manifest.modules).flags
+    flags = read_submission(work.assignment, archive, work.manifest.modules, work.manifest.python).flags
     path = out or work.folder / f"{work.assignment.id}-submission.zip"
     try:
         path.write_bytes(archive)
     except OSError as error:
         raise DataError(f"{path}: cannot be written: {error.strerror}") from None
     console = make_console()
+    _print_other_python(console, work)
     for flag in flags:
         console.print(f"a person will look at {flag}", style="yellow", soft_wrap=True)
     for name in unwritten(work):

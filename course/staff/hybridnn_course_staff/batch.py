@@ -9,10 +9,9 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import re
 import signal
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -20,9 +19,11 @@ from datetime import datetime
 from functools import lru_cache
 from multiprocessing import get_context
 from pathlib import Path
+from types import MappingProxyType
 
 from pydantic import ValidationError
 
+import hybridnn_course
 from hybridnn._version import __version__
 from hybridnn.errors import DataError, EnvironmentProblem
 from hybridnn.utils.files import FileError, read_bytes, read_text, write_atomically
@@ -33,13 +34,13 @@ from hybridnn_course_staff.assignment import Assignment
 from hybridnn_course_staff.grading import Grader, Limits
 from hybridnn_course_staff.handing_out import read_table
 from hybridnn_course_staff.reading import read_in_time
+from hybridnn_course_staff.similarity import NOT_IN_NAMES
 from hybridnn_course_staff.term import Course
 
 ARCHIVE_BYTES = 8 * FILE_BYTES
 SUBMISSION = ".zip"
 SUFFIX = ".outcome.json"
 PARENT_DEATH_SIGNAL = 1  # option of prctl
-NOT_IN_NAMES = re.compile(r"[^\w.-]")
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,14 @@ def times_received(folder: Path) -> dict[str, datetime]:
     """When each submission was handed in, as the time of the last change of its file says."""
     paths = find_submissions(folder)
     return {str(path.relative_to(folder)): datetime.fromtimestamp(path.stat().st_mtime).astimezone() for path in paths}
+
+
+def read_names(path: Path) -> dict[str, str]:
+    """The columns ``submission`` and ``student`` of a CSV file; `DataError` where one is missing."""
+    rows = read_table(path)
+    if any(not row.get("submission") or not row.get("student") for row in rows):
+        raise DataError(f"{path}: needs columns submission and student, with a name in every row")
+    return {row["submission"]: row["student"].strip() for row in rows}
 
 
 def read_times(path: Path) -> dict[str, datetime]:
@@ -92,6 +101,8 @@ def grade_folder(
     out: Path,
     *,
     jobs: int = 1,
+    students: Mapping[str, str] = MappingProxyType({}),
+    begun: Callable[[int, int], None] = lambda kept, new: None,
     told: Callable[[Graded], None] = lambda _: None,
 ) -> list[Graded]:
     """Grade every submission that has no outcome yet, and return all outcomes by name.
@@ -102,8 +113,12 @@ def grade_folder(
         Folder of the outcomes.
     jobs : int
         Submissions that are graded at the same time.
+    students : mapping
+        Whose each submission is, by its name, where a platform knows that; else it is whom the submission names.
+    begun : callable
+        Called with the number of outcomes that are kept, and of submissions to grade.
     told : callable
-        Called after each one.
+        Called after each of these.
 
     Raises
     ------
@@ -115,28 +130,34 @@ def grade_folder(
     make_folder(out, 0o700)
 
     names = [str(path.relative_to(submissions)) for path in paths]
-    found: dict[str, Graded] = {}
+    whose = {name: students.get(name, "") for name in names}
+    stored = {name: _kept_outcome(grader, submissions, name, out, whose[name]) for name in names}
+    found = {name: Graded(name, outcome) for name, outcome in stored.items() if outcome is not None}
+    new = [name for name in names if name not in found]
+    begun(len(found), len(new))
 
     def add(name: str, outcome: Outcome) -> None:
         found[name] = Graded(name, outcome)
         told(found[name])
 
     if jobs == 1:
-        for name in names:
-            add(name, _outcome_of(grader, submissions, name, out))
+        for name in new:
+            add(name, _outcome_of(grader, submissions, name, out, whose[name]))
     else:
-        _grade_in_processes(grader, submissions, names, out, jobs, add)
+        _grade_in_processes(grader, submissions, {name: whose[name] for name in new}, out, jobs, add)
     return [found[name] for name in names]
 
 
 def _grade_in_processes(
-    grader: Grader, folder: Path, names: Sequence[str], out: Path, jobs: int, add: Callable[[str, Outcome], None]
+    grader: Grader, folder: Path, whose: Mapping[str, str], out: Path, jobs: int, add: Callable[[str, Outcome], None]
 ) -> None:
     """Grade in processes, not threads: in a process, one function at a time can be traced for its lines and memory."""
     about = (grader.course.folder, grader.assignment.id, grader.isolation, grader.limits)
     with ProcessPoolExecutor(jobs, get_context("spawn"), _become_job, (os.getpid(),)) as pool:
         try:
-            futures = {pool.submit(_outcome_in_job, about, folder, name, out): name for name in names}
+            futures = {
+                pool.submit(_outcome_in_job, about, folder, name, out, student): name for name, student in whose.items()
+            }
             for future in as_completed(futures):
                 add(futures[future], future.result())
         except BrokenProcessPool:
@@ -155,8 +176,8 @@ def _become_job(parent: int) -> None:
         os._exit(1)
 
 
-def _outcome_in_job(about: tuple[Path, str, str, Limits], folder: Path, name: str, out: Path) -> Outcome:
-    return _outcome_of(_grader_of_job(*about), folder, name, out)
+def _outcome_in_job(about: tuple[Path, str, str, Limits], folder: Path, name: str, out: Path, student: str) -> Outcome:
+    return _outcome_of(_grader_of_job(*about), folder, name, out, student)
 
 
 @lru_cache(maxsize=1)
@@ -209,21 +230,24 @@ def read_submissions(
     return found, refused
 
 
-def _outcome_of(grader: Grader, folder: Path, name: str, out: Path) -> Outcome:
+def _kept_outcome(grader: Grader, folder: Path, name: str, out: Path, student: str) -> Outcome | None:
+    """The outcome of an earlier grading; None where there is none, or it is no grade."""
+    try:
+        data = read_bytes(folder / name, ARCHIVE_BYTES)
+        outcome = stored_outcome(_outcome_file(grader, name, data, out, student))
+    except FileError:
+        return None
+    return None if outcome is None or outcome.again else outcome
+
+
+def _outcome_of(grader: Grader, folder: Path, name: str, out: Path, student: str) -> Outcome:
     try:
         data = read_bytes(folder / name, ARCHIVE_BYTES)
     except FileError as error:
-        return _unreadable(grader, error)
-    file = _outcome_file(grader, name, data, out)
-    outcome = stored_outcome(file)
-    if outcome is None:
-        outcome = grader.grade(data).model_copy(update={"submission": name})
-        write_atomically(file, outcome.model_dump_json(indent=1).encode())
+        return Outcome(assignment=grader.assignment.id, student=student, gradable=False, reason=error.reason)
+    outcome = grader.grade(data, student=student).model_copy(update={"submission": name})
+    write_atomically(_outcome_file(grader, name, data, out, student), outcome.model_dump_json(indent=1).encode())
     return outcome
-
-
-def _unreadable(grader: Grader, error: FileError) -> Outcome:
-    return Outcome(assignment=grader.assignment.id, gradable=False, reason=error.reason)
 
 
 def stored_outcome(file: Path) -> Outcome | None:
@@ -234,15 +258,27 @@ def stored_outcome(file: Path) -> Outcome | None:
         return None
 
 
-def _outcome_file(grader: Grader, name: str, data: bytes, out: Path) -> Path:
+def _outcome_file(grader: Grader, name: str, data: bytes, out: Path, student: str) -> Path:
     stem = NOT_IN_NAMES.sub("_", name[: -len(SUBMISSION)])[:80]
-    return out / f"{stem}-{outcome_digest(grader, name, data)}{SUFFIX}"
+    return out / f"{stem}-{outcome_digest(grader, name, data, student)}{SUFFIX}"
 
 
-def outcome_digest(grader: Grader, name: str, data: bytes) -> str:
+def outcome_digest(grader: Grader, name: str, data: bytes, student: str = "") -> str:
     """Digest of all that decides about an outcome."""
     parts: Sequence[str] = (
-        *(name, hashlib.sha256(data).hexdigest(), grader.course.digest(), grader.assignment.id),
-        *(__version__, grader.isolation, str(grader.limits)),
+        *(name, student, hashlib.sha256(data).hexdigest(), grader.course.digest(), grader.assignment.id),
+        *(__version__, grader.isolation, str(grader.limits), kit_digest(grader.assignment.folder())),
     )
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:24]
+
+
+@lru_cache(maxsize=1)
+def kit_digest(assignment: Path) -> str:
+    """Digest of the files of the kit and of an assignment, which is a folder of the staff's package."""
+    digest = hashlib.sha256()
+    for root in (Path(hybridnn_course.__file__).parent, Path(__file__).parent):
+        for path in sorted(root.rglob("*")):
+            is_other = assignment.parent in path.parents and assignment not in path.parents
+            if path.is_file() and path.suffix != ".pyc" and not is_other:
+                digest.update(f"{path.relative_to(root)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+    return digest.hexdigest()

@@ -179,7 +179,9 @@ def autograde(
         data = _read_files(assignment, submission)
     except UngradableError as error:
         term = course.settings.term
-        outcome = Outcome(assignment=assignment.id, term=term, student=student, gradable=False, reason=str(error))
+        outcome = Outcome(
+            assignment=assignment.id, term=term, student=student or error.student, gradable=False, reason=str(error)
+        )
     else:
         if grade is None:
             chosen = choose_isolation(isolation)
@@ -374,6 +376,8 @@ def _kinds(task: TaskOutcome) -> list[Kind]:
 
 def _summary(outcome: Outcome) -> str:
     """The first sentence that a student reads."""
+    if outcome.again:
+        return UNFINISHED
     if not outcome.gradable:
         return f"This submission cannot be graded: {_plain(outcome.reason)}"
     return f"{outcome.points:g} of {outcome.possible:g} points."
@@ -387,6 +391,7 @@ def _staff_report(outcome: Outcome) -> str:
         f"variant: {variant or '-'}",
         *(f"mistake: {name}" for name in outcome.mistakes),
         *(f"look at: {_plain(flag)}" for flag in outcome.flags),
+        *([f"to be graded again: {_plain(outcome.again)}"] if outcome.again else []),
     ]
     return "\n".join(lines) + "\n"
 

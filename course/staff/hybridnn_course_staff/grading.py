@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from threading import Lock
-from time import monotonic
 from typing import Any
 
 from hybridnn_course.assignment import Variant
 from hybridnn_course.carrier import Worker
 from hybridnn_course.checks import check_task
+from hybridnn_course.execution import MachineError
 from hybridnn_course.outcome import Outcome, TaskOutcome
 from hybridnn_course.submission import Submission, UngradableError
 from hybridnn_course_staff.assignment import Assignment, Task
@@ -18,10 +18,12 @@ from hybridnn_course_staff.reading import read_in_time, variant_flags
 from hybridnn_course_staff.task_key import TaskKey
 from hybridnn_course_staff.term import Course
 
+TRIES = 2  # of a submission, where the machine fails, each with a new worker
+
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds of one case, and of a whole submission."""
+    """Seconds of processor time of a rank in one case, and of a whole submission."""
 
     case: float = 10.0
     submission: float = 120.0
@@ -45,23 +47,30 @@ class Grader:
     _lock: Lock = field(default_factory=Lock)
 
     def grade(self, data: bytes | Mapping[str, bytes], *, student: str = "") -> Outcome:
-        """The outcome of a submission: a zip file, or files by name.
+        """The outcome of a submission: a zip file, or files by name; without a grade where the machine fails twice.
 
         Parameters
         ----------
         student : str
-            As Gradescope knows them; by default what the submission says.
+            As a platform knows them; by default what the submission says.
         """
-        about: dict[str, Any] = {
-            "assignment": self.assignment.id,
-            "term": self.course.settings.term,
-            "student": student,
-        }
+        for _ in range(TRIES):
+            try:
+                return self._grade(data, student)
+            except MachineError as error:
+                reason = str(error)
+        return Outcome(**self._about(student), again=reason)
+
+    def _about(self, student: str) -> dict[str, Any]:
+        return {"assignment": self.assignment.id, "term": self.course.settings.term, "student": student}
+
+    def _grade(self, data: bytes | Mapping[str, bytes], student: str) -> Outcome:
+        about = self._about(student)
         try:
             with self._lock:  # Python before 3.11.8 and 3.12.2 cannot build two syntax trees at the same time
                 submission = read_in_time(self.assignment, data, self.course.settings.modules)
         except UngradableError as error:
-            return Outcome(**about, gradable=False, reason=str(error))
+            return Outcome(**{**about, "student": student or error.student}, gradable=False, reason=str(error))
         about["student"] = student or submission.manifest.student
         variant = self.course.variant(self.assignment, about["student"])
         tasks = self._check(submission, variant, about["student"])
@@ -76,15 +85,14 @@ class Grader:
     def _check(self, submission: Submission, variant: Variant, student: str) -> tuple[TaskOutcome, ...]:
         if not self.assignment.tasks:
             return ()
-        end = monotonic() + self.limits.submission
-
-        def is_over() -> bool:
-            return monotonic() > end
-
         modules = self.course.settings.modules
         with Worker(
             self.assignment, submission.files, isolation=self.isolation, limit=self.limits.case, modules=modules
         ) as worker:
+
+            def is_over() -> bool:
+                return worker.seconds > self.limits.submission
+
             return tuple(
                 check_task(worker, self._key(task, variant, student), stop=is_over) for task in self.assignment.tasks
             )

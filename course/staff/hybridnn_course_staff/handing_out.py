@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
@@ -56,6 +57,7 @@ def handed_out_files(course: Course, assignment: Assignment, student: str = "") 
         student=student,
         feedback=course.settings.feedback,
         modules=course.settings.modules,
+        python=f"{sys.version_info[0]}.{sys.version_info[1]}",
         variant=course.variant(assignment, student),
     )
     return start_files(assignment, manifest, course.ai_policy, course.key)

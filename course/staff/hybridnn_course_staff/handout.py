@@ -82,17 +82,15 @@ def _commands(assignment: Assignment, modules: Collection[str]) -> str:
         ("check", f"all tasks; of one: hybridnn course check {first}"),
         ("check --watch", "again after every change of a file"),
         (f"debug {first}", "one case under Python's debugger"),
+        ("submit", "the zip file to hand in"),
     ]
-    drawn = [task for task in assignment.tasks if task.operations or task.picture is not None]
-    what = {True: "its messages as a picture", False: "its order as a picture"}
-    commands += [(f"picture {task.name}", what[bool(task.operations)]) for task in drawn[:1]]
-    commands.append(("submit", "the zip file to hand in"))
     width = max(len(command) for command, _ in commands)
     lines = [f"$ hybridnn course {command:{width}}   # {what}" for command, what in commands]
     shown = sum(task.points.total - task.points.hidden for task in assignment.tasks)
     notes = (
         f"`check` shows {shown:g} points: those of the public cases, of the budget and of the whole runs. The points "
-        "of a bound fall from all to none between what is allowed and an amount that means another method. "
+        "of a bound fall from all to none between what is allowed and an amount that means another method, by which "
+        "a right case has half of its points. "
         f"{_import_rule(assignment, modules)}"
     )
     return "\n".join(["```console", *lines, "```", "", textwrap.fill(notes, WIDTH)])

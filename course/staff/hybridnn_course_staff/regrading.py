@@ -13,7 +13,7 @@ from hybridnn_course_staff.batch import SUFFIX, stored_outcome
 
 @dataclass(frozen=True)
 class Change:
-    """A check of a submission with other points than before; `why` is its message, now or before."""
+    """A check of a submission with other points than before, and why."""
 
     submission: str
     check: str
@@ -46,16 +46,24 @@ def changed_checks(before: Mapping[str, Outcome], after: Mapping[str, Outcome]) 
         raise DataError(f"the gradings are of {' and '.join(sorted(kinds))}")
     for name in sorted(before.keys() & after.keys()):
         one, two = before[name], after[name]
-        if one.gradable != two.gradable:
-            why = f"was not gradable: {one.reason}" if two.gradable else f"is not gradable: {two.reason}"
+        if one.ungraded != two.ungraded:
+            why = f"had no grade: {one.ungraded}" if not two.ungraded else f"has no grade: {two.ungraded}"
             yield Change(name, "all", one.points, two.points, why)
             continue
         old, new = _checks(one), _checks(two)
         for check in dict.fromkeys([*old, *new]):
             was, now = (found[check].points if check in found else 0.0 for found in (old, new))
             if abs(was - now) > 1e-9:
-                reasons = [found[check].message for found in (new, old) if check in found]
-                yield Change(name, check, was, now, next(filter(None, reasons), ""))
+                yield Change(name, check, was, now, _reason(old.get(check), new.get(check)))
+
+
+def _reason(old: CheckOutcome | None, new: CheckOutcome | None) -> str:
+    """Why a check has other points."""
+    if old is None or new is None:
+        return "a new check" if old is None else "no longer a check"
+    if old.passed and new.passed:
+        return f"it is worth {new.possible:.4g}, not {old.possible:.4g}"
+    return new.message or (f"before: {old.message}" if old.message else "only one of the two passes")
 
 
 def _checks(outcome: Outcome) -> dict[str, CheckOutcome]:

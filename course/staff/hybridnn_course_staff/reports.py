@@ -73,11 +73,15 @@ def grades_table(
         outcome = item.outcome
         by_task = {task.name: round(task.points, 2) for task in outcome.tasks}
         given = rubric.get(item.name, 0.0)
-        possible = assignment.points if outcome.gradable else ""
-        row: list[object] = [item.name, outcome.student, round(outcome.points + given, 2), possible]
-        row += ["yes" if outcome.gradable else "no", *(by_task.get(task, "") for task in tasks)]
+        possible = "" if outcome.ungraded else assignment.points
+        points = "" if outcome.again else round(outcome.points + given, 2)
+        row: list[object] = [item.name, outcome.student, points, possible]
+        row += [
+            "again" if outcome.again else "yes" if outcome.gradable else "no",
+            *(by_task.get(task, "") for task in tasks),
+        ]
         row += [given] if by_person else []
-        row += [" ".join(outcome.mistakes), "; ".join(outcome.flags), outcome.reason]
+        row += [" ".join(outcome.mistakes), "; ".join(outcome.flags), outcome.ungraded]
         row += [received[item.name].isoformat(timespec="seconds") if item.name in received else ""]
         rows.append(row)
     return table_text(rows)
@@ -104,11 +108,11 @@ def plain_cell(text: str) -> str:
 
 def grades_page(assignment: Assignment, graded: Sequence[Graded], rubric: Mapping[str, float] | None = None) -> str:
     """A page with the table, the points of each task, the mistakes by frequency, and wrong answers without a name."""
-    gradable = [item for item in graded if item.outcome.gradable]
+    gradable = [item for item in graded if not item.outcome.ungraded]
     parts = [
         f"<!doctype html><meta charset='utf-8'><title>{html.escape(assignment.title)}</title><style>{STYLE}</style>",
         f"<h1>{html.escape(assignment.title)}</h1>",
-        f"<p>{len(graded)} submissions, {len(graded) - len(gradable)} of them not gradable.</p>",
+        f"<p>{len(graded)} submissions, {len(graded) - len(gradable)} of them without a grade.</p>",
         "<h2>Mistakes</h2>",
         _bars(Counter(name for item in gradable for name in item.outcome.mistakes)),
         "<h2>Wrong answers that no known mistake gives</h2>",
@@ -164,8 +168,8 @@ def _submission_table(assignment: Assignment, graded: Sequence[Graded], rubric: 
     for item in graded:
         outcome = item.outcome
         by_task = {task.name: f"{task.points:.4g}" for task in outcome.tasks}
-        points = f"{outcome.points + rubric.get(item.name, 0.0):g}" if outcome.gradable else "-"
-        notes = "; ".join(outcome.flags) if outcome.gradable else outcome.reason
+        points = f"{outcome.points + rubric.get(item.name, 0.0):g}" if not outcome.ungraded else "-"
+        notes = outcome.ungraded or "; ".join(outcome.flags)
         texts = [f"<td>{html.escape(text)}" for text in (item.name, outcome.student)]
         texts += [f"<td class='number'>{number}" for number in (points, *(by_task.get(task, "") for task in tasks))]
         texts += [f"<td>{html.escape(text)}" for text in (", ".join(outcome.mistakes), notes)]
@@ -176,6 +180,8 @@ def _submission_table(assignment: Assignment, graded: Sequence[Graded], rubric: 
 
 def feedback_text(outcome: Outcome) -> str:
     """What a student reads, as Markdown."""
+    if outcome.again:
+        return f"# {outcome.assignment}: not graded yet\n\nThe computer that grades failed. This costs no attempt.\n"
     if not outcome.gradable:
         return (
             f"# Not graded\n\nThe submission could not be graded, and costs no attempt: {outcome.reason}\n\n"
@@ -211,7 +217,7 @@ def _rubric_form(assignment: Assignment, graded: Sequence[Graded]) -> str:
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow(RUBRIC_COLUMNS)
     for item in graded:
-        if item.outcome.gradable:
+        if not item.outcome.ungraded:
             writer.writerows((item.name, row.name, "", f"{row.points:g}", row.question) for row in assignment.rubric)
     return stream.getvalue()
 

@@ -1,85 +1,37 @@
-"""Similar code: the share of equal pieces of syntax trees, without names, comments and layout."""
+"""Code of the reference or the library: the share of equal pieces of syntax trees, without names and layout."""
 
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from itertools import combinations
 from pathlib import Path
 
+from hybridnn_course.assignment import Variant
 from hybridnn_course.injection import find
+from hybridnn_course.submission import Submission
 from hybridnn_course_staff.assignment import Assignment, load_assignment
 from hybridnn_course_staff.stubs import stub_file
 
 PIECE = 12  # statements and expressions in a row that make a piece
-LEAST_PIECES = 100  # of a function that may be flagged, or of similar code: short texts are often equal by chance
+LEAST_PIECES = 100  # of a function that may be flagged: short texts are often equal by chance
 COPIED = 0.8  # share of pieces from which on a function is flagged
+NOT_IN_NAMES = re.compile(r"[^\w.-]")
 DEFINITIONS = (ast.FunctionDef, ast.ClassDef)
 
 
-@dataclass(frozen=True)
-class Pair:
-    """Two submissions, and the share of pieces of the shorter one that the other has, too."""
-
-    one: str
-    other: str
-    share: float
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """Submissions of which each is similar to another one, and the least and the largest share of such a pair."""
-
-    names: tuple[str, ...]
-    least: float
-    most: float
-
-
-def similar_pairs(
-    assignment: Assignment,
-    submissions: Mapping[str, Mapping[str, str]],
-    least: float,
-    others: Mapping[str, Mapping[str, str]] | None = None,
-) -> list[Pair]:
-    """Pairs of submissions whose share is at least `least`, the most similar first; not of short ones.
-
-    The pieces of a submission are formed without a limit of time: `read_in_time` has formed them within its own.
-
-    Parameters
-    ----------
-    submissions : mapping
-        Texts of the code files by submission.
-    others : mapping, optional
-        Further ones, which are compared with the submissions and not with each other.
-    """
-    given, others = _given_pieces(assignment.id), others or {}
-    pieces = {
-        name: set().union(*map(_pieces_of_text, files.values())) - given
-        for name, files in (*submissions.items(), *others.items())
-    }
-    pairs = []
-    for one, other in combinations(sorted(pieces, key=lambda name: (name in others, name)), 2):
-        shorter = min(len(pieces[one]), len(pieces[other]))
-        share = len(pieces[one] & pieces[other]) / max(shorter, 1)
-        if shorter >= LEAST_PIECES and share >= least and one not in others:
-            pairs.append(Pair(one, other, share))
-    return sorted(pairs, key=lambda pair: (-pair.share, pair.one, pair.other))
-
-
-def clusters(pairs: Sequence[Pair]) -> list[Cluster]:
-    """The pairs, joined where they have a submission in common; the most similar first."""
-    groups: list[set[str]] = []
-    for pair in pairs:
-        joined = {pair.one, pair.other}.union(*(group for group in groups if group & {pair.one, pair.other}))
-        groups = [*(group for group in groups if not group & joined), joined]
-    found = []
-    for group in groups:
-        shares = [pair.share for pair in pairs if pair.one in group]
-        found.append(Cluster(tuple(sorted(group)), min(shares), max(shares)))
-    return sorted(found, key=lambda cluster: (-cluster.most, cluster.names))
+def exported_files(
+    assignment: Assignment, variant: Variant, submissions: Mapping[str, Submission]
+) -> dict[str, dict[str, str]]:
+    """Code files by the folder that other programs compare: of submissions, of what is published, and the stubs."""
+    found = {"base": {name: stub_file(assignment, name, variant) for name in assignment.files}}
+    named = {**published_code(assignment), **{name: one.files for name, one in submissions.items()}}
+    for number, (name, files) in enumerate(named.items(), 1):
+        found[f"submissions/{number:03}-{NOT_IN_NAMES.sub('_', name)[:80]}"] = dict(files)
+    return found
 
 
 def published_code(assignment: Assignment) -> dict[str, dict[str, str]]:
@@ -137,7 +89,7 @@ def _pieces(node: ast.AST) -> set[int]:
 
 def normal_form(node: ast.AST) -> str:
     """A syntax tree as text, without docstrings, annotations, names and statements that do nothing."""
-    tree = ast.parse(ast.unparse(node))
+    tree = ast.Module([copy.deepcopy(node)], [])  # type: ignore[list-item]  # definitions are statements
     for child in ast.walk(tree):
         if isinstance(body := getattr(child, "body", None), list):
             child.body = [one for one in body if not _does_nothing(one)] or [ast.Pass()]  # type: ignore[attr-defined]  # it has one

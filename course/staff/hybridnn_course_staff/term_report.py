@@ -176,11 +176,14 @@ def term_report(course: Course, folders: Sequence[Path], students: Sequence[str]
     Raises
     ------
     DataError
-        If a folder has no grades, or two have those of one assignment.
+        If a folder has no grades, or one is missing, or two have those of one assignment.
     """
     graded: dict[str, list[_Graded]] = {}
     for folder in folders:
-        name = next(iter(read_outcomes(folder).values())).assignment
+        outcomes = read_outcomes(folder)
+        if again := [name for name, outcome in outcomes.items() if outcome.again]:
+            raise DataError(f"{folder}: {again[0]} is to be graded again: call `hybridnn course grade` first")
+        name = next(iter(outcomes.values())).assignment
         if name in graded:
             raise DataError(f"{folder}: has the grades of {name}, as another folder")
         graded[name] = _read_grades(folder / GRADES)

@@ -1,24 +1,16 @@
-"""Budget and pictures of A5."""
+"""Budget of A5."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hybridnn.drawing.timelines import ScheduleTimeline
-from hybridnn.pipeline.checks.simulated_schedule import Durations
 from hybridnn.pipeline.schedules.schedule import ScheduleError, ScheduleSize
-from hybridnn_course.answers import MEASURED, Answer, Values
-from hybridnn_course.assignment import Bound, Case, Function, Variant
-from hybridnn_course.exercises.a5_pipeline.calls import size_of, texts_of
+from hybridnn_course.answers import MEASURED, Answer
+from hybridnn_course.assignment import Bound, Case, Variant
+from hybridnn_course.exercises.a5_pipeline.calls import size_of
 from hybridnn_course.exercises.a5_pipeline.notation import timed
 
 MOST_TEXT = 1 << 16  # characters of an order that the budget reads
-
-
-def picture_of_orders(function: Function, inputs: Values, variant: Variant) -> ScheduleTimeline:
-    """The orders of all stages, where backward passes take twice as long as forward passes."""
-    size = size_of(inputs)
-    return ScheduleTimeline(timed(size, texts_of(function, size)), Durations())
 
 
 def zero_bubble_budget(case: Case, answer: Answer, variant: Variant) -> Sequence[Bound]:

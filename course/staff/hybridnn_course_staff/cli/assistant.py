@@ -1,17 +1,19 @@
-"""`hybridnn course grade | report | similar | …`: what an assistant, or Gradescope, does with submissions."""
+"""`hybridnn course grade | report | export | …`: what an assistant, or Gradescope, does with submissions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
 from hybridnn.cli.options import count, option
 from hybridnn.cli.output import make_console, new_table
-from hybridnn.utils.text import counted
+from hybridnn.utils.text import counted, shown_path
 from hybridnn_course_staff.cli.lecturer import HERE, CourseFolder
 
 if TYPE_CHECKING:
@@ -34,7 +36,8 @@ Roster = Annotated[
         "--roster",
     ),
 ]
-GRADES, TERM, GRADESCOPE = Path("grades"), Path("term"), Path("/")
+T = TypeVar("T")
+GRADES, TERM, EXPORT, GRADESCOPE = Path("grades"), Path("term"), Path("export"), Path("/")
 
 
 def grade(
@@ -52,33 +55,78 @@ def grade(
             "--received",
         ),
     ] = None,
+    names: Annotated[
+        Path | None,
+        option(
+            "CSV file with columns submission and student, of the learning platform (default: whom each submission "
+            "names).",
+            "FILE",
+            "--names",
+        ),
+    ] = None,
     jobs: Annotated[int, count("Submissions graded at the same time.", "--jobs")] = 1,
     isolation: Isolation = "auto",
     case_seconds: Annotated[float, option("Time limit of one case.", "S", "--case-seconds", least=0.1)] = 10.0,
 ) -> None:
-    """Grade a folder of submissions; what is graded already is kept, and the points of a rubric are added."""
+    """Grade a folder of submissions; what is graded already is kept, and the points of a rubric are added.
+
+    Exit code 1 where the machine failed, so that submissions are to be graded again.
+    """
     from hybridnn_course.isolation import close_to_others, missing_protection
-    from hybridnn_course_staff.batch import find_submissions, grade_folder, other_files, times_received
+    from hybridnn_course_staff.batch import (
+        find_submissions,
+        grade_folder,
+        other_files,
+        read_names,
+        read_times,
+        times_received,
+    )
 
     grader = _grader(course, assignment, isolation, case_seconds)
-    console = make_console()
-
-    def told(graded: Graded) -> None:
-        outcome = graded.outcome
-        points = f"{outcome.points:g}" if outcome.tasks else "received"
-        result = points if outcome.gradable else f"not gradable: {outcome.reason}"
-        console.print(f"{graded.name}: {result}", soft_wrap=True)
-
+    console, progress = make_console(), Progress()
     students = _students(roster)
     find_submissions(submissions)
-    times = {**times_received(submissions), **_stored_times(received, out, submissions)}
+    times = {**times_received(submissions), **_stored(read_times, received, out / "received.csv", submissions)}
+    whose = _stored(read_names, names, out / "names.csv", submissions)
     for folder in (submissions, course) if grader.isolation == "user" else ():
         close_to_others(folder)
     if missing := missing_protection(grader.isolation):
         console.print(missing, style="yellow", soft_wrap=True)
-    _write_reports(grader, grade_folder(grader, submissions, out, jobs=jobs, told=told), out, students, times)
+    graded = grade_folder(grader, submissions, out, jobs=jobs, students=whose, begun=progress.begin, told=progress.tell)
+    _write_reports(grader, graded, out, students, times)
     if others := other_files(submissions):
-        console.print(f"not graded, as they are no zip files: {', '.join(others)}", soft_wrap=True)
+        console.print(f"not graded, as they are no zip files: {', '.join(map(shown_path, others))}")
+    if again := sum(bool(item.outcome.again) for item in graded):
+        console.print(f"{counted(again, 'submission')} to be graded again, by the same command", soft_wrap=True)
+        raise typer.Exit(1)
+
+
+class Progress:
+    """Prints what is graded, and from time to time how much is left."""
+
+    def __init__(self, seconds: float = 60.0) -> None:
+        self._console, self._seconds = make_console(), seconds
+
+    def begin(self, kept: int, new: int) -> None:
+        """Say how many outcomes are kept."""
+        self._all, self._done, self._start = new, 0, time.monotonic()
+        self._told = self._start
+        if kept:
+            self._console.print(f"{kept} of {kept + new} kept from before: nothing that decides has changed")
+
+    def tell(self, graded: Graded) -> None:
+        """Print one line of an outcome."""
+        outcome, now = graded.outcome, time.monotonic()
+        points = f"{outcome.points:g}" if outcome.tasks else "received"
+        refused = f"{'' if outcome.again else 'not gradable: '}{outcome.ungraded}"
+        result = refused if outcome.ungraded else points
+        self._console.print(f"{shown_path(graded.name)}: {result}", soft_wrap=True)
+        self._done += 1
+        if now - self._told >= self._seconds and self._done < self._all:
+            left = (now - self._start) / self._done * (self._all - self._done)
+            minutes = counted(max(1, math.ceil(left / 60)), "minute")
+            self._console.print(f"{self._done} of {self._all}, {minutes} left")
+            self._told = now
 
 
 def report(
@@ -122,45 +170,27 @@ def report(
         console.print(str(out / name), soft_wrap=True)
 
 
-def similar(
+def export(
     assignment: AssignmentName,
     submissions: Submissions,
-    course: Annotated[
-        Path | None,
-        option(
-            "Folder of the course, where it allows further modules (default: the usual ones are allowed).",
-            "FOLDER",
-            "--course",
-        ),
-    ] = None,
-    previous: Annotated[
-        list[Path] | None,
-        option("A folder of submissions of an earlier term; may be repeated (default: none).", "FOLDER", "--previous"),
-    ] = None,
-    least: Annotated[float, option("Least share of equal pieces that is printed.", "X", "--least", least=0.0)] = 0.8,
+    course: CourseFolder = HERE,
+    out: Annotated[Path, option("A new folder.", "FOLDER", "--out")] = EXPORT,
 ) -> None:
-    """List similar code, whatever its names and layout: of submissions, of the reference and of the library."""
-    from hybridnn_course_staff.assignment import load_assignment
+    """Write the code of all submissions as folders that JPlag and MOSS compare, and what everybody has got."""
+    from hybridnn_course.work_folder import write_files
     from hybridnn_course_staff.batch import read_submissions
-    from hybridnn_course_staff.similarity import clusters, published_code, similar_pairs
+    from hybridnn_course_staff.similarity import exported_files
     from hybridnn_course_staff.term import Course
 
-    chosen = load_assignment(assignment)
-    modules = () if course is None else Course.open(course).settings.modules
-    read, refused = read_submissions(chosen, submissions, modules)
-    sources = {name: one.files for name, one in read.items()}
-    others = published_code(chosen)
-    for folder in previous or ():
-        earlier, _ = read_submissions(chosen, folder, modules)
-        others |= {str(folder / name): one.files for name, one in earlier.items()}
-    pairs = similar_pairs(chosen, sources, least, others)
+    opened = Course.open(course)
+    chosen = opened.assignment(assignment)
+    read, refused = read_submissions(chosen, submissions, opened.settings.modules)
+    for folder, files in exported_files(chosen, opened.variant(chosen), read).items():
+        write_files(out / folder, {name: text.encode() for name, text in files.items()})
     console = make_console()
-    rows = [(", ".join(group.names), f"{group.least:.2f} to {group.most:.2f}") for group in clusters(pairs)]
-    console.print(new_table(("similar code",), ("shares",), rows, wraps=True))
-    compared = f"{counted(len(sources), 'submission')} compared, {counted(len(pairs), 'pair')}"
-    console.print(f"{compared} with a share of at least {least:g}")
+    console.print(f"{out}: {counted(len(read), 'submission')}, with the code that is published", soft_wrap=True)
     for name, reason in refused.items():
-        console.print(f"not compared: {name}: {reason}", soft_wrap=True)
+        console.print(f"not exported: {shown_path(name)}: {reason}", soft_wrap=True)
 
 
 def regrade(
@@ -176,37 +206,12 @@ def regrade(
     changes = list(changed_checks(old, new))
     for change in changes:
         points = f"{change.before:.4g}, now {change.after:.4g}"
-        about = f"{change.submission}: {change.check}: {points}: {one_line(change.why)}"
+        about = f"{shown_path(change.submission)}: {change.check}: {points}: {one_line(change.why)}"
         console.print(about, soft_wrap=True, markup=False)
     for folder, names in ((before, old.keys() - new.keys()), (after, new.keys() - old.keys())):
         if names:
-            console.print(f"only in {folder}: {', '.join(sorted(names))}", soft_wrap=True, markup=False)
+            console.print(f"only in {shown_path(folder)}: {', '.join(map(shown_path, sorted(names)))}")
     console.print(f"{counted(len(changes), 'check')} with other points")
-
-
-def oral(
-    assignment: AssignmentName,
-    submissions: Submissions,
-    course: CourseFolder = HERE,
-    names: Annotated[int, count("Students that are drawn.", "--names")] = 10,
-    session: Annotated[int, count("Another number draws others.", "--session")] = 1,
-) -> None:
-    """Draw students for oral questions, each with three lines of its code; a session draws the same ones again."""
-    from hybridnn_course_staff.batch import read_submissions
-    from hybridnn_course_staff.oral import draw_questions
-    from hybridnn_course_staff.task_key import seeded
-    from hybridnn_course_staff.term import Course
-
-    opened = Course.open(course)
-    chosen = opened.assignment(assignment)
-    read, _ = read_submissions(chosen, submissions, opened.settings.modules)
-    # Of several submissions of a student, the last one.
-    sources = {one.manifest.student or name: one.files for name, one in read.items()}
-    console = make_console()
-    for name, lines in draw_questions(chosen, sources, seeded(opened.key, "oral", chosen.id, session), names).items():
-        console.print(name, style="bold", soft_wrap=True)
-        for line in lines:
-            console.print(f"  {line.file}:{line.number}  {line.text.strip()}", soft_wrap=True, markup=False)
 
 
 def autograde(
@@ -218,24 +223,24 @@ def autograde(
     grade_there(root)
 
 
-def _stored_times(given: Path | None, out: Path, submissions: Path) -> dict[str, datetime]:
-    """Times of a table, which is kept beside the grades for the next call; `DataError` where it fits no submission."""
+def _stored(read: Callable[[Path], dict[str, T]], given: Path | None, kept: Path, submissions: Path) -> dict[str, T]:
+    """A table by submission, which is kept beside the grades for the next call; `DataError` where it fits none."""
     from hybridnn.errors import DataError
     from hybridnn.utils.files import read_bytes, write_atomically
     from hybridnn_course.work_folder import make_folder
-    from hybridnn_course_staff.batch import read_times, times_received
+    from hybridnn_course_staff.batch import times_received
 
-    kept = out / "received.csv"
     if given is None:
-        return read_times(kept) if kept.exists() else {}
-    times, known = read_times(given), times_received(submissions)
-    if unknown := sorted(times.keys() - known.keys()):
+        return read(kept) if kept.exists() else {}
+    found, known = read(given), times_received(submissions)
+    if unknown := sorted(found.keys() - known.keys()):
         raise DataError(f"{given}: {submissions} has no submission {unknown[0]}")
-    if missing := sorted(known.keys() - times.keys()):
-        make_console().print(f"{given}: has no time of {', '.join(missing)}: that of the file is taken", soft_wrap=True)
-    make_folder(out, 0o700)
+    if missing := sorted(known.keys() - found.keys()):
+        listed = ", ".join(map(shown_path, missing))
+        make_console().print(f"{given}: has no row of {listed}: what the file itself says is taken")
+    make_folder(kept.parent, 0o700)
     write_atomically(kept, read_bytes(given, 1 << 24))
-    return times
+    return found
 
 
 def _students(roster: Path | None) -> list[str]:
@@ -255,14 +260,14 @@ def _write_reports(
     flagged = with_student_flags(graded, students)
     for path in write_reports(grader.assignment, flagged, out, grader.course.settings.feedback, times):
         console.print(str(path), soft_wrap=True)
-    there = {item.outcome.student for item in graded if item.outcome.gradable}
+    there = {item.outcome.student for item in graded if not item.outcome.ungraded}
     settings = grader.course.settings.assignments.get(grader.assignment.id, AssignmentSettings())
-    received = {item.name: item.outcome.student for item in graded if item.outcome.gradable}
+    received = {item.name: item.outcome.student for item in graded if not item.outcome.ungraded}
     days = {name: settings.days_late(student, times[name]) for name, student in received.items()}
-    if late := [f"{name} {count}" for name, count in days.items() if count]:
-        console.print(f"days late: {', '.join(late)}", soft_wrap=True)
+    if late := [f"{shown_path(name)} {count}" for name, count in days.items() if count]:
+        console.print(f"days late: {', '.join(late)}")
     if absent := [student for student in students if not there.intersection(settings.group_of(student))]:
-        console.print(f"no submission that can be graded: {', '.join(absent)}", soft_wrap=True)
+        console.print(f"no submission that can be graded: {', '.join(map(shown_path, absent))}")
 
 
 def _grader(course: Path, assignment: str, isolation: str, case_seconds: float) -> Grader:

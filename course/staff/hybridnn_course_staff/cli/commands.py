@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import typer
 
-from hybridnn_course_staff.cli.assistant import autograde, grade, oral, regrade, report, similar
+from hybridnn_course_staff.cli.assistant import autograde, export, grade, regrade, report
 from hybridnn_course_staff.cli.lecturer import make, new, solution, verify
 
 
 def add_commands(app: typer.Typer) -> None:
     """Add them to the group of commands."""
-    for panel, commands in {
+    panels: dict[str, tuple[Callable[..., None], ...]] = {
         "Lecturers": (new, make, verify, solution),
-        "Assistants": (grade, regrade, report, similar, oral),
+        "Assistants": (grade, regrade, report, export),
         "Gradescope": (autograde,),
-    }.items():
+    }
+    for panel, commands in panels.items():
         for command in commands:
             app.command(rich_help_panel=panel)(command)

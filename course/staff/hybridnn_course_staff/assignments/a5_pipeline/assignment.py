@@ -17,7 +17,7 @@ from hybridnn.pipeline.schedules.instructions import (
 )
 from hybridnn_course.answers import Values
 from hybridnn_course.assignment import Case, Points, Variant
-from hybridnn_course.exercises.a5_pipeline.budgets import picture_of_orders, zero_bubble_budget
+from hybridnn_course.exercises.a5_pipeline.budgets import zero_bubble_budget
 from hybridnn_course.exercises.a5_pipeline.calls import (
     SIZES,
     call_measure,
@@ -182,7 +182,6 @@ ASSIGNMENT = Assignment(
             points=Points(public=5, hidden=8, whole=3),
             axes=("microbatch_order", "weight_gradients"),
             whole=WholeRun("digits on 4 stages, 5 microbatches", run_gpipe, _train_alone),
-            picture=picture_of_orders,
         ),
         Task(
             name="1f1b",
@@ -197,7 +196,6 @@ ASSIGNMENT = Assignment(
             whole=WholeRun(
                 "digits on 4 stages, 5 microbatches, bounded activations", run_one_forward_one_backward, _train_alone
             ),
-            picture=picture_of_orders,
         ),
         Task(
             name="measure",
@@ -223,7 +221,6 @@ ASSIGNMENT = Assignment(
             axes=("microbatch_order",),
             budget=zero_bubble_budget,
             whole=WholeRun("digits on 4 stages, split backward passes", run_zero_bubble, _train_alone),
-            picture=picture_of_orders,
         ),
     ),
 )
