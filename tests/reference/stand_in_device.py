@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from threading import Event as ThreadEvent
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -294,6 +295,7 @@ class StandInCupy:
             Event=Event,
             get_current_stream=lambda: self.current,
             alloc_pinned_memory=self._pin,
+            using_allocator=nullcontext,
             nccl=None if comm is None else StandInNccl(comm, self),
         )
         self.streams: list[Stream] = []
