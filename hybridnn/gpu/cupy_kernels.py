@@ -34,7 +34,7 @@ from hybridnn.gpu.cupy_launch import (
     same_size,
     tiled_rows,
 )
-from hybridnn.gpu.cupy_loading import first_line, load_cupy
+from hybridnn.gpu.cupy_loading import driver_version, extra_to_install, first_line, load_cupy
 from hybridnn.gpu.device import PinnedMemory, Progress, record_event, wait_for
 from hybridnn.nn.kernels import Array, Kernels
 
@@ -86,8 +86,8 @@ class CupyKernels(Kernels):
             self._launch.compile(dtype)
         except Exception as error:  # CuPy raises different exceptions for missing libraries
             raise EnvironmentProblem(
-                f"CuPy {self._cupy.__version__} cannot compile kernels ({first_line(error)}); "
-                "pip install 'hybridnn[cuda12]' or 'hybridnn[cuda13]' brings the compiler, NVRTC"
+                f"CuPy {self._cupy.__version__} cannot compile kernels ({first_line(error)}): NVRTC comes "
+                f"with an extra; {extra_to_install(driver_version())}"
             ) from error
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
