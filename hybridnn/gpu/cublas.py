@@ -23,6 +23,9 @@ DEFAULT_ALGORITHM = -1
 SCALARS = {np.dtype(np.float32): ctypes.c_float, np.dtype(np.float64): ctypes.c_double}
 """Types of alpha and beta in host memory, where cuBLAS reads them during the call: a captured product repeats them."""
 
+STATUSES = {1: "not initialized", 3: "out of memory", 8: "the GPU is too old for it", 13: "the GPU failed"}
+"""Of ``cublasStatus_t``, those that a correct program meets."""
+
 WORKSPACE_BYTES = 32 << 20
 """NVIDIA's recommendation for Hopper. With a workspace, products do not allocate and can be captured."""
 
@@ -132,4 +135,5 @@ def _order(matrix: Any) -> tuple[bool, int]:
 
 def _check(status: int, call: str) -> None:
     if status != 0:
-        raise RuntimeError(f"{call} failed with status {status}")
+        reason = f", {STATUSES[status]}" if status in STATUSES else ""
+        raise RuntimeError(f"{call} failed with status {status}{reason}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -34,7 +34,7 @@ from hybridnn.gpu.cupy_launch import (
     same_size,
     tiled_rows,
 )
-from hybridnn.gpu.cupy_loading import first_line, load_cupy
+from hybridnn.gpu.cupy_loading import driver_version, extra_to_install, first_line, load_cupy
 from hybridnn.gpu.device import PinnedMemory, Progress, record_event, wait_for
 from hybridnn.nn.kernels import Array, Kernels
 
@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 StepScalars = Sequence[float] | Array
 """What an update needs of the learning rate and the number of the step, computed once (`Optimizer.step_scalars`).
 
-An update that is recorded once and replayed in many steps keeps its arguments. It therefore takes an array of float64,
-shape (4,), on the device, which `CupyKernels.begin_step` fills in every step.
+An update that is recorded once and replayed in many steps keeps its arguments. It therefore takes an array of the
+weights' dtype, shape (4,), on the device, which `CupyKernels.begin_step` fills in every step.
 """
 
 COPIES_AHEAD = 4
@@ -86,8 +86,8 @@ class CupyKernels(Kernels):
             self._launch.compile(dtype)
         except Exception as error:  # CuPy raises different exceptions for missing libraries
             raise EnvironmentProblem(
-                f"CuPy {self._cupy.__version__} cannot compile kernels ({first_line(error)}); "
-                "pip install 'hybridnn[cuda12]' or 'hybridnn[cuda13]' brings the compiler, NVRTC"
+                f"CuPy {self._cupy.__version__} cannot compile kernels ({first_line(error)}): NVRTC comes "
+                f"with an extra; {extra_to_install(driver_version())}"
             ) from error
 
     def empty(self, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
@@ -135,10 +135,12 @@ class CupyKernels(Kernels):
         `work` must not wait or allocate, and must have been called before, so that its kernels are compiled. Streams
         that wait for the current one are part of the graph; the current stream must wait for them at the end. The
         returned function enqueues the graph on the current stream, with the same arrays and arguments.
+
+        Raises `RuntimeError` at an allocation: CuPy would give the memory to others while the graph still uses it.
         """
         stream = self._cupy.cuda.Stream(non_blocking=True)
         try:
-            with stream:
+            with stream, self._cupy.cuda.using_allocator(_refuse_allocation):
                 stream.begin_capture()
                 try:
                     work()
@@ -295,18 +297,18 @@ class CupyKernels(Kernels):
             Indices of the samples of all steps: those of the step begin at `step` times `batch_size`.
         indices : array of int64, shape (n,)
             Receives those of the step, n of them.
-        table : array of float64, shape (steps, 4)
+        table : array of float32 or float64, shape (steps, 4)
             `StepScalars` of all steps.
-        scalars : array of float64, shape (4,)
+        scalars : array of the same dtype, shape (4,)
             Receives those of the step.
         """
         same_dtype(step, order, indices)
-        same_dtype(table, scalars)
-        require(step.dtype == np.int64 and scalars.dtype == FLOAT64, "indices of int64 and scalars of float64")
+        dtype = same_dtype(table, scalars)
+        require(step.dtype == np.int64, "indices of int64")
         require(step.size == 1 and table.shape[1:] == scalars.shape, "one number, and scalars for every step")
         n, count = indices.size, scalars.size
         grid = flat_grid(max(n, count), indices.itemsize)
-        self._launch("begin_step", None, grid, FLAT_BLOCK, step, order, batch_size, indices, n, table, scalars, count)
+        self._launch("begin_step", dtype, grid, FLAT_BLOCK, step, order, batch_size, indices, n, table, scalars, count)
 
     def end_step(self, step: Array, loss: Array, losses: Array) -> None:
         """Write `loss`, shape (1,), to element `step` of `losses`, of float64, and add 1 to `step`."""
@@ -332,7 +334,7 @@ class CupyKernels(Kernels):
             settings.nesterov,
             float(settings.weight_decay),
         )
-        step = _step_arguments(scalars, 1)
+        step = _step_arguments(scalars, 1, dtype)
         self._launch.flat("sgd_update", dtype, n, weights, gradient, velocity, out, n, *constants, *step)
 
     def adam_update(
@@ -349,8 +351,16 @@ class CupyKernels(Kernels):
         """One step of Adam or AdamW."""
         coupled = 0.0 if settings.decoupled else float(settings.weight_decay)
         constants = (*map(float, settings.betas), float(settings.eps), coupled)
-        more = (*constants, *_step_arguments(scalars, 3))
+        more = (*constants, *_step_arguments(scalars, 3, weights.dtype))
         self._launch.elementwise("adam_update", weights, gradient, first, second, out, more=more)
+
+    def fused_update(
+        self, name: str, arrays: Sequence[Array], constants: Sequence[float], scalars: StepScalars, count: int
+    ) -> bool:
+        """Launch the kernel `name`; True."""
+        step = _step_arguments(scalars, count, arrays[0].dtype) if count else ()
+        self._launch.elementwise(name, *arrays, more=(*map(float, constants), *step))
+        return True
 
     def sgd_prediction(self, weights: Array, velocity: Array, out: Array, distance: float) -> None:
         """Weights extrapolated along the velocity."""
@@ -384,9 +394,16 @@ class CupyKernels(Kernels):
         self._launch(name, dtype, grid, FLAT_BLOCK, *arguments, self._parts, self._arrived)
 
 
-def _step_arguments(scalars: StepScalars, count: int) -> tuple[Any, ...]:
+def _refuse_allocation(nbytes: int) -> NoReturn:
+    raise RuntimeError(
+        f"the step allocates {nbytes} bytes on the device, for example for an input that overlaps `out` of a ufunc "
+        "but is another object"
+    )
+
+
+def _step_arguments(scalars: StepScalars, count: int, dtype: np.dtype[Any]) -> tuple[Any, ...]:
     """Arguments of an update kernel: null and `count` scalars, or a pointer to them and zeros that are not read."""
     if isinstance(scalars, Sequence):
         return None, *map(float, scalars)
-    require(scalars.size >= count and scalars.dtype == FLOAT64, "as many scalars of float64")
+    require(scalars.size >= count and scalars.dtype == dtype, "as many scalars, of the weights' dtype")
     return scalars, *(0.0,) * count

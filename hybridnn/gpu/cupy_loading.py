@@ -58,17 +58,46 @@ def driver_version() -> int | None:
     return version.value if library.cuDriverGetVersion(ctypes.byref(version)) == 0 and version.value else None
 
 
+def compute_capability() -> int | None:
+    """The lowest compute capability of the GPUs, times ten, by the driver alone; None without a GPU."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    devices = ctypes.c_int()
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(devices)) != 0:
+        return None
+    return min((_capability_of(driver, index) for index in range(devices.value)), default=None)
+
+
+def _capability_of(driver: Any, index: int) -> int:
+    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    driver.cuDeviceGet(ctypes.byref(device), index)
+    for attribute, found in ((75, major), (76, minor)):  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR
+        driver.cuDeviceGetAttribute(ctypes.byref(found), attribute, device)
+    return 10 * major.value + minor.value
+
+
+OLDEST_OF_CUDA_13 = 75  # its compiler refuses Volta and Pascal, which a driver for CUDA 13 still runs
+
 _ASKED = "a GPU was asked for"
 
 
 def _problem(found: str, driver: int | None) -> EnvironmentProblem:
-    """Error with what was found, and the extra that fits the driver."""
+    """Error with what was found, and the extra that fits driver and GPU."""
+    return EnvironmentProblem(f"{_ASKED}: {found}; {extra_to_install(driver)}")
+
+
+def extra_to_install(driver: int | None) -> str:
+    """Advice on the extra that fits the driver, of that version, and the GPU."""
     if driver is None:
-        advice = "there is no NVIDIA driver either; with one: pip install 'hybridnn[cuda12]' or 'hybridnn[cuda13]'"
-    else:
-        extra = "cuda13" if driver >= 13000 else "cuda12"
-        advice = f"the driver is for CUDA {cuda_version(driver)}: pip install 'hybridnn[{extra}]'"
-    return EnvironmentProblem(f"{_ASKED}: {found}; {advice}")
+        return "there is no NVIDIA driver either; with one: pip install 'hybridnn[cuda12]' or 'hybridnn[cuda13]'"
+    found, extra, capability = f"the driver is for CUDA {cuda_version(driver)}", "cuda12", compute_capability()
+    if driver >= 13000 and capability is not None and capability < OLDEST_OF_CUDA_13:
+        found += f", and CUDA 13 cannot compile for a GPU of compute capability {capability / 10}"
+    elif driver >= 13000:
+        extra = "cuda13"
+    return f"{found}: pip install 'hybridnn[{extra}]'"
 
 
 def cuda_version(number: int) -> str:

@@ -94,13 +94,11 @@ def prepare_device(
     if choice.kind == "cpu":
         return TrainingDevice(NUMPY, "cpu", choice.why)
     # Imported here: a training on the CPU needs none of them.
-    from hybridnn.gpu.device import Device
     from hybridnn.gpu.engine import GpuDevice, StepCapture
-    from hybridnn.gpu.setup import attach_transport, graphs_problem, make_kernels
+    from hybridnn.gpu.setup import attach_transport, graphs_problem, start_gpu
 
-    gpu = Device(choice.cupy)
     try:
-        kernels = make_kernels(grid, gpu, options.tf32, make)
+        gpu, kernels = start_gpu(grid, choice.cupy, options.tf32, make)
     except EnvironmentProblem as error:
         if options.name == "gpu":
             raise

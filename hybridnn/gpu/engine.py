@@ -97,7 +97,7 @@ class CudaGraphSteps:
         self._epoch: _EpochMemory | None = None
         self._step = self._kernels.zeros((1,), np.int64)
         self._batch_size = batch_size
-        self._scalars = self._kernels.zeros((SCALARS,), np.float64)
+        self._scalars = self._kernels.zeros((SCALARS,), state.scratch.dtype)
         self._tried: set[int] = set()
         self._failed = False
         self._replays: dict[int, Callable[[object], None]] = {}
@@ -118,7 +118,7 @@ class CudaGraphSteps:
             self._free_graphs()
             self._epoch = _EpochMemory(
                 kernels.empty(order.shape, np.int64),
-                kernels.empty((len(minibatches), SCALARS), np.float64),
+                kernels.empty((len(minibatches), SCALARS), self._scalars.dtype),
                 kernels.zeros((len(minibatches),), np.float64),
                 kernels.empty((min(self._batch_size, order.size),), np.int64),
             )
@@ -127,9 +127,9 @@ class CudaGraphSteps:
         self._step[...] = 0
         return self._epoch.losses
 
-    def _scalars_of(self, minibatches: Sequence[Minibatch]) -> NDArray[np.float64]:
-        """Scalars of the next updates, shape (minibatches, 4)."""
-        table, state = np.zeros((len(minibatches), SCALARS)), replace(self._state)
+    def _scalars_of(self, minibatches: Sequence[Minibatch]) -> NDArray[Any]:
+        """Scalars of the next updates, shape (minibatches, 4), in the weights' dtype: others would promote ufuncs."""
+        table, state = np.zeros((len(minibatches), SCALARS), self._scalars.dtype), replace(self._state)
         for row, minibatch in zip(table, minibatches, strict=True):
             scalars = self._optimizer.step_scalars(state, minibatch.rate)
             row[: len(scalars)] = scalars

@@ -1,17 +1,18 @@
 """Transport by NCCL: collectives from device to device, enqueued on a stream.
 
-NCCL connects the ranks in a call that blocks until all of them have made it, and a rank that fails does not inform the
-others. So the call runs in a thread, while the rank receives failures of other ranks over MPI.
+NCCL connects the ranks in a call that blocks until all of them have made it, and their devices in the first collective.
+A rank that fails does not inform the others. So both run in a thread, while the rank receives failures of other ranks
+over MPI.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, TimeoutError
+from concurrent.futures import Future, InvalidStateError, TimeoutError
 from contextlib import suppress
 from functools import partial
 from threading import Thread
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 from weakref import finalize
 
@@ -20,7 +21,7 @@ import numpy as np
 from hybridnn.comm.blocks import row_layout
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.comm.transport import Graphs, is_on_host
-from hybridnn.gpu.device import Device, is_complete
+from hybridnn.gpu.device import Device, is_complete, record_event
 from hybridnn.gpu.staging import Staging
 from hybridnn.nn.kernels import Array
 
@@ -182,8 +183,9 @@ def _abort_connection(communicator: Any, graphs: list[Graphs], checks: list[Chec
 def start_nccl(comm: Any, cupy: Any, seconds: float = START_SECONDS) -> tuple[Any, str]:
     """Connect the ranks of `comm`, with nothing else in flight, by NCCL on their current devices; collective.
 
-    The results are the communicator, None on all ranks if one of them failed or was not connected within `seconds`, and
-    the failure of this rank, empty if there was none. NCCL may then still wait for the others in a daemon thread.
+    The results are the communicator, which has summed one element, None on all ranks if one of them failed or was not
+    connected within `seconds`, and the failure of this rank, empty if there was none. NCCL may then still wait for the
+    others in a daemon thread.
     """
     identifier, problem = _share_identifier(comm, cupy.cuda.nccl)
     if identifier is None:
@@ -192,7 +194,8 @@ def start_nccl(comm: Any, cupy: Any, seconds: float = START_SECONDS) -> tuple[An
     problem = _wait_for_start(start, comm, monotonic() + seconds)
     if _all_are_connected(comm, problem):
         return start.result(), ""
-    start.add_done_callback(_abort_late)
+    if not start.cancel() and start.exception() is None:  # connected before another rank failed
+        start.result().abort()
     return None, problem
 
 
@@ -209,19 +212,41 @@ def _share_identifier(comm: Any, nccl: Any) -> tuple[Any, str]:
 
 
 def _start_thread(size: int, rank: int, identifier: Any, cupy: Any) -> Future[Any]:
-    """Connect this rank in a daemon thread, which does not keep the program from ending."""
+    """Connect this rank in a daemon thread, which does not keep the program from ending.
+
+    If the result is cancelled, the thread aborts the connection as soon as NCCL returns.
+    """
     start: Future[Any] = Future()
     gpu = cupy.cuda.runtime.getDevice()
 
     def connect() -> None:
+        communicator = None
         try:
             cupy.cuda.runtime.setDevice(gpu)  # the current device is a property of the thread
-            start.set_result(cupy.cuda.nccl.NcclCommunicator(size, identifier, rank))
+            communicator = cupy.cuda.nccl.NcclCommunicator(size, identifier, rank)
+            _sum_one_element(communicator, cupy, start)
+            start.set_result(communicator)
         except Exception as error:  # CuPy raises KeyError for NCCL errors that it has no name for
-            start.set_exception(error)
+            if communicator is not None:
+                communicator.abort()
+            with suppress(InvalidStateError):
+                start.set_exception(error)
 
     Thread(target=connect, daemon=True).start()
     return start
+
+
+def _sum_one_element(communicator: Any, cupy: Any, start: Future[Any]) -> None:
+    """Make the first collective, in which NCCL connects the devices; raises if it fails. It ends if `start` does."""
+    nccl, stream = cupy.cuda.nccl, cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        element = cupy.zeros((1,), np.float32)
+    address = element.data.ptr
+    communicator.allReduce(address, address, 1, nccl.NCCL_FLOAT32, nccl.NCCL_SUM, stream.ptr)
+    event = record_event(cupy, stream)
+    while not start.cancelled() and not is_complete(cupy, event):
+        communicator.check_async_error()
+        sleep(POLL_SECONDS)
 
 
 def _wait_for_start(start: Future[Any], comm: Any, deadline: float) -> str:
@@ -248,12 +273,6 @@ def _all_are_connected(comm: Any, problem: str) -> bool:
             comm.Recv(empty, peer, FAILURE_TAG)
     import_mpi().Request.Waitall(reports)
     return not failed.any()
-
-
-def _abort_late(start: Future[Any]) -> None:
-    """Abort a connection that was made after another rank had failed."""
-    if start.exception() is None:
-        start.result().abort()
 
 
 def _first_line(error: BaseException) -> str:

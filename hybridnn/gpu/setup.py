@@ -16,10 +16,13 @@ from hybridnn.comm.agreement import broadcast_text, lowest_rank
 from hybridnn.comm.transport import Transport
 from hybridnn.errors import EnvironmentProblem
 from hybridnn.gpu.cupy_kernels import CupyKernels, cupy_kernels
+from hybridnn.gpu.cupy_loading import first_line
 from hybridnn.gpu.device import Device
 from hybridnn.gpu.nccl import Nccl
 from hybridnn.gpu.staging import DeviceMpi, Staging
 from hybridnn.parallel.grid import ProcessGrid
+
+OTHER_PROGRAMS = "nvidia-smi shows the programs on it: end them, or choose another GPU by CUDA_VISIBLE_DEVICES"
 
 NO_CUDA = "this Open MPI was built without support of CUDA (ompi_info --all | grep cuda)"
 
@@ -58,23 +61,34 @@ class TransportChoice:
     why: str
 
 
-def make_kernels(
-    grid: ProcessGrid, device: Device, tf32: bool, make: Callable[..., CupyKernels] | None = None
-) -> CupyKernels:
-    """Make and compile the kernels of this rank's GPU; collective.
+def start_gpu(
+    grid: ProcessGrid, cupy: Any, tf32: bool, make: Callable[..., CupyKernels] | None = None
+) -> tuple[Device, CupyKernels]:
+    """Make the streams and kernels of this rank's GPU, and compile the kernels; collective.
 
-    Raises `EnvironmentProblem` on every rank if they cannot be made on one, which the message names.
+    Raises `EnvironmentProblem` on every rank if that fails on one, which the message names.
     """
-    kernels, problem = None, ""
+    device, kernels, problem = None, None, ""
     try:
+        device = Device(cupy)
         kernels = (make or cupy_kernels)(tf32=tf32, progress=device.progress if grid.size > 1 else None)
         kernels.compile(np.float32)
     except EnvironmentProblem as error:
         problem = str(error)
+    except Exception as error:  # of CuPy, CUDA or cuBLAS, most often because others use the memory of the GPU
+        problem = f"the GPU does not start ({first_line(error)}{_free_memory(cupy)}); {OTHER_PROGRAMS}"
     problem = first_problem(grid, problem)
-    if kernels is None or problem:
+    if device is None or kernels is None or problem:
         raise EnvironmentProblem(problem)
-    return kernels
+    return device, kernels
+
+
+def _free_memory(cupy: Any) -> str:
+    try:
+        free, total = cupy.cuda.runtime.memGetInfo()
+    except Exception:  # the device may have failed altogether
+        return ""
+    return f"; {free:,} of its {total:,} bytes are free"
 
 
 def choose_transport(grid: ProcessGrid, name: str, cupy: Any) -> TransportChoice:

@@ -51,9 +51,10 @@ class SpikeSGD(Optimizer):
     ) -> None:
         """``v = momentum v + g; w -= lr (a v + b g)``, in place or into `out`."""
         state.updates += 1
-        of_velocity, of_gradient = self.step_scalars(state, lr)
-        if state.device_scalars is not None:
-            of_velocity, of_gradient = state.device_scalars[:1], state.device_scalars[1:2]
+        of_velocity, of_gradient = scalars = self.step_scalars(state, lr)
+        arrays = (weights, gradient, state.slots["velocity"], weights if out is None else out)
+        if state.fused("spike_update", arrays, (self.momentum,), scalars):
+            return
         for block, scratch in state.blocks(weights.size):
             velocity = state.slots["velocity"][block]
             velocity *= self.momentum
@@ -107,6 +108,9 @@ class _PipeMare(Optimizer):
         state.kernels.sgd_prediction(weights, state.slots["difference"], out, -steps)
 
     def _add_to_difference(self, state: OptimizerState, factor: float, weights: Array) -> None:
+        mean = state.slots["difference"]
+        if state.fused("sgd_prediction", (mean, weights, mean), (-factor,)):
+            return
         for block, scratch in state.blocks(weights.size):
             np.multiply(weights[block], factor, out=scratch)
             difference = state.slots["difference"][block]

@@ -39,6 +39,9 @@ UPDATE_BLOCK = 1 << 16
 Measured fastest between 2^12 and whole arrays on a core with 512 KiB of second-level cache.
 """
 
+DEVICE_UPDATE_BLOCK = 1 << 22
+"""The same on a GPU, whose launches cost more than its caches save, and whose memory for scratch is limited."""
+
 SLICE_UNIT = 64
 """Slices of a buffer that begin at multiples of so many elements are updated to the bits of an update of all of it.
 
@@ -99,9 +102,9 @@ def squared_norm(flat: HostArray) -> float:
     return float(sum(np.dot(part, part) for part in parts))
 
 
-def blocks(size: int) -> Iterator[slice]:
+def blocks(size: int, length: int = UPDATE_BLOCK) -> Iterator[slice]:
     """Slices of arrays of `size` elements that stay in the processor's cache."""
-    return (slice(start, min(start + UPDATE_BLOCK, size)) for start in range(0, size, UPDATE_BLOCK))
+    return (slice(start, min(start + length, size)) for start in range(0, size, length))
 
 
 class Kernels:
@@ -396,6 +399,15 @@ class Kernels:
             np.divide(m, t, out=t)
             np.multiply(t, step_size, out=t)
             np.subtract(w, t, out=out[block])
+
+    def fused_update(
+        self, name: str, arrays: Sequence[Array], constants: Sequence[float], scalars: Any, count: int
+    ) -> bool:
+        """Update arrays of shape (n,) by one CUDA kernel; False on the host, where ufuncs compute in blocks.
+
+        Its arguments are `arrays`, n, `constants`, and `count` of `scalars`, a sequence or an array of the device.
+        """
+        return False
 
     def sgd_prediction(self, weights: Array, velocity: Array, out: Array, distance: float) -> None:
         """Weights extrapolated along the velocity, ``out = w - distance * v``, of arrays of shape (n,).

@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from hybridnn.errors import SettingError
-from hybridnn.nn.kernels import UPDATE_BLOCK, Array, Kernels, blocks
+from hybridnn.nn.kernels import DEVICE_UPDATE_BLOCK, UPDATE_BLOCK, Array, Kernels, blocks
 from hybridnn.utils.checks import (
     AtLeastZero,
     BelowOne,
@@ -56,7 +56,7 @@ class OptimizerState:
     """State of an optimizer between updates."""
 
     slots: dict[str, Array]  # arrays of the shape of the parameters, by name: ``velocity``, or ``first`` and ``second``
-    scratch: Array  # memory for intermediate results: two cache blocks, of which `blocks` gives the first
+    scratch: Array  # memory for intermediate results: two blocks, of which `blocks` gives the first
     kernels: Kernels
     updates: int = 0  # updates done
     delay: int = 0  # of the next gradient: updates since the version that its forward pass read
@@ -65,13 +65,24 @@ class OptimizerState:
 
     def blocks(self, size: int) -> Iterator[tuple[slice, Array]]:
         """Slices of arrays of `size` elements that stay in the cache, each with scratch memory of its length."""
-        return ((block, self.scratch[: block.stop - block.start]) for block in blocks(size))
+        return ((part, self.scratch[: part.stop - part.start]) for part in blocks(size, self.scratch.size // 2))
+
+    def fused(
+        self, name: str, arrays: Sequence[Array], constants: Sequence[float], scalars: Sequence[float] = ()
+    ) -> bool:
+        """Update by the CUDA kernel `name` of the package; False where ufuncs have to compute, as on the host.
+
+        `arrays` and `constants` are its arguments, and `scalars` those of the step, the first of `step_scalars`.
+        """
+        where = scalars if self.device_scalars is None else self.device_scalars
+        return self.kernels.fused_update(name, arrays, constants, where, len(scalars))
 
 
 def new_state(optimizer: Optimizer, weights: Array, kernels: Kernels) -> OptimizerState:
     """State before the first update: all slots zero."""
     slots = {name: kernels.zeros(weights.shape, weights.dtype) for name in optimizer.slot_names}
-    scratch = kernels.empty((2 * min(UPDATE_BLOCK, max(weights.size, 1)),), weights.dtype)
+    block = UPDATE_BLOCK if kernels.on_host else DEVICE_UPDATE_BLOCK
+    scratch = kernels.empty((2 * min(block, max(weights.size, 1)),), weights.dtype)
     return OptimizerState(slots, scratch, kernels)
 
 
@@ -109,7 +120,8 @@ class Optimizer(ABC):
         """Update `weights` in place, or leave them unchanged and write the new ones to `out`.
 
         Called with slices of the parameters. Array operations are those of NumPy's ufuncs, which accept arrays of a GPU
-        too, or `Kernels`. While steps are recorded (``state.device_scalars``), new arrays must not be allocated.
+        too, or `Kernels`. While steps are recorded (``state.device_scalars``), no array may be allocated; CuPy's ufuncs
+        allocate one for an input that overlaps `out` and is another object, as a second ``weights[block]`` is.
         """
 
     def step_scalars(self, state: OptimizerState, lr: float) -> Sequence[float]:
@@ -251,6 +263,9 @@ class RMSprop(Optimizer):
     ) -> None:
         """``s = alpha s + (1 - alpha) g²; w -= lr g / (sqrt(s) + eps)``, in place or into `out`."""
         state.updates += 1
+        arrays = (weights, gradient, state.slots["square"], weights if out is None else out)
+        if state.fused("rmsprop_update", arrays, (self.alpha, self.eps), (lr,)):
+            return
         rate = lr if state.device_scalars is None else state.device_scalars[:1]
         for block, scratch in state.blocks(weights.size):
             g, square = gradient[block], state.slots["square"][block]
@@ -262,7 +277,8 @@ class RMSprop(Optimizer):
             scratch += self.eps
             np.divide(g, scratch, out=scratch)
             scratch *= rate
-            np.subtract(weights[block], scratch, out=(weights if out is None else out)[block])
+            new = (weights if out is None else out)[block]
+            np.subtract(new if out is None else weights[block], scratch, out=new)
 
 
 @with_advice(OTHER_NAMES_OF_ADAM)
@@ -290,10 +306,11 @@ class NAdam(Optimizer):
         self, weights: Array, gradient: Array, state: OptimizerState, lr: float, out: Array | None = None
     ) -> None:
         """``w = k w - (a g + b m) / (sqrt(v) / c + eps)``, with `Adam`'s moments m and v, in place or into `out`."""
-        of_gradient, of_first, root, keep = self.step_scalars(state, lr)
-        if state.device_scalars is not None:
-            of_gradient, of_first, root, keep = (state.device_scalars[place : place + 1] for place in range(4))
+        of_gradient, of_first, root, keep = scalars = self.step_scalars(state, lr)
         state.updates += 1
+        arrays = (weights, gradient, *(state.slots[name] for name in self.slot_names), weights if out is None else out)
+        if state.fused("nadam_update", arrays, (*self.betas, self.eps), scalars):
+            return
         for block, scratch in state.blocks(weights.size):
             g, first, second = gradient[block], state.slots["first"][block], state.slots["second"][block]
             step, new = state.scratch[-scratch.size :], (weights if out is None else out)[block]

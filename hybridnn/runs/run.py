@@ -115,7 +115,8 @@ def _prepare(settings: Settings, view: RunView) -> tuple[Settings, PlacedData, T
     """Make the grid and the trainer, and load the data; the settings with layout and device as they run. Collective."""
     settings = choose_parallel_settings(settings)
     grid = _make_grid(settings)
-    device = resolve_device(settings.device, grid)  # before anything that takes long
+    # before anything that takes long
+    device = resolve_device(settings.device, grid, class_weight=settings.training.class_weight)
 
     def load() -> Dataset:
         try:

@@ -55,12 +55,15 @@ def resolve_device(
     grid: ProcessGrid,
     load: Callable[[], Any] | None = None,
     make: Callable[..., Any] | None = None,
+    *,
+    class_weight: str | None = None,
 ) -> TrainingDevice:
     """Choose the device of all ranks and attach its transport to the grid; collective, with no message in flight.
 
-    A name stands for `DeviceOptions` with this name. A `TrainingDevice` that was chosen for the grid before is returned
-    unchanged: several trainers may share it. With NCCL, every call for a grid opens a new connection of the ranks and
-    ends the previous one; `ProcessGrid.disconnect` ends the last.
+    A name stands for `DeviceOptions` with this name; ``"auto"`` is the CPU if there are class weights. A
+    `TrainingDevice` that was chosen for the grid before is returned unchanged: several trainers may share it. With
+    NCCL, every call for a grid opens a new connection of the ranks and ends the previous one; `ProcessGrid.disconnect`
+    ends the last.
 
     Raises `EnvironmentProblem` on every rank: a requested device or transport is not available; the message names what
     was found and what to install.
@@ -70,6 +73,8 @@ def resolve_device(
     options = device if isinstance(device, DeviceOptions) else DeviceOptions(device)
     if options.name == "cpu":
         return TrainingDevice(NUMPY, "cpu", "as requested")
+    if options.name == "auto" and class_weight is not None:
+        return TrainingDevice(NUMPY, "cpu", "training.class_weight needs the CPU")
     if is_in_process():
         if options.name == "gpu":
             raise SettingError("device.name", options.name, "ranks of one process compute on the CPU: 'auto' or 'cpu'")

@@ -131,7 +131,7 @@ class Trainer(TrainedNetwork):
         self._number = grid.trainers
         config = config.checked()  # after the comparison, so that all ranks raise an error or none does
         self.threads = limit_blas_threads(grid.node_group, _largest_product(config.model, config.batch_size, grid))
-        self.device = resolve_device(device, grid)
+        self.device = resolve_device(device, grid, class_weight=config.class_weight)
         self._owns_device = self.device is not device
         if config.class_weight is not None and not self.device.kernels.on_host:
             raise SettingError("training.class_weight", config.class_weight, "needs the CPU: device.name = 'cpu'")

@@ -30,4 +30,4 @@ class PyHybridnn(PythonPackage):
     depends_on("py-threadpoolctl", type=("build", "run"))
     depends_on("py-tomli", type=("build", "run"), when="^python@:3.10")
     depends_on("py-tomli-w", type=("build", "run"))
-    depends_on("py-cupy@14:", type=("build", "run"), when="+cuda")
+    depends_on("py-cupy@14", type=("build", "run"), when="+cuda")

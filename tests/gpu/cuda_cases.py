@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hybridnn import SGD, Adam, AdamW
+from hybridnn import SGD, Adam, AdamW, NAdam, PipeMareSGD, RMSprop, SpikeSGD
 from hybridnn.nn.activations import ACTIVATIONS
 from hybridnn.nn.kernels import NUMPY, Kernels
 from hybridnn.nn.optimizers import Optimizer, OptimizerState
@@ -171,17 +171,19 @@ def gather_rows(random: np.random.Generator, dtype: Any, shape: tuple[int, int])
     return call, {**sources, "index": random.integers(0, samples, n), **room}
 
 
-SGD_SETTINGS = {
-    "plain": SGD(momentum=0.0),
-    "decay": SGD(momentum=0.0, weight_decay=0.05),
-    "momentum": SGD(momentum=0.9),
-    "dampened": SGD(momentum=0.8, dampening=0.3, weight_decay=0.01),
-    "nesterov": SGD(momentum=0.7, nesterov=True, weight_decay=0.02),
-}
-ADAM_SETTINGS = {
-    "adam": Adam(),
-    "coupled": Adam(betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1),
-    "adamw": AdamW(weight_decay=0.2),
+UPDATES = {
+    "sgd plain": SGD(momentum=0.0),
+    "sgd decay": SGD(momentum=0.0, weight_decay=0.05),
+    "sgd momentum": SGD(momentum=0.9),
+    "sgd dampened": SGD(momentum=0.8, dampening=0.3, weight_decay=0.01),
+    "sgd nesterov": SGD(momentum=0.7, nesterov=True, weight_decay=0.02),
+    "adam adam": Adam(),
+    "adam coupled": Adam(betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1),
+    "adam adamw": AdamW(weight_decay=0.2),
+    "rmsprop": RMSprop(alpha=0.8, eps=1e-6),
+    "nadam": NAdam(betas=(0.9, 0.95), weight_decay=0.2),
+    "spike": SpikeSGD(momentum=0.8),
+    "pipemare": PipeMareSGD(annealing_updates=9),
 }
 
 
@@ -189,7 +191,7 @@ def update(optimizer: Optimizer, random: np.random.Generator, dtype: Any, n: int
     """Two updates in place and one into another array; the second moment must not be negative."""
 
     def call(k: Kernels, weights: Any, gradient: Any, out: Any, scratch: Any, **slots: Any) -> None:
-        state = OptimizerState(slots, scratch, kernels=k)
+        state = OptimizerState(slots, scratch, kernels=k, delay=2)
         for lr in (0.1, 0.05):
             optimizer.update(weights, gradient, state, lr)
         optimizer.update(weights, gradient, state, 0.2, out)
@@ -212,8 +214,7 @@ def predictions(random: np.random.Generator, dtype: Any, n: int) -> tuple[Call, 
 FLAT_CASES: dict[str, Case] = {
     **{f"activate {name}": partial(activate, name) for name in ACTIVATIONS},
     **{f"gradient {name}": partial(gradient, name) for name in ACTIVATIONS},
-    **{f"sgd {name}": partial(update, optimizer) for name, optimizer in SGD_SETTINGS.items()},
-    **{f"adam {name}": partial(update, optimizer) for name, optimizer in ADAM_SETTINGS.items()},
+    **{name: partial(update, optimizer) for name, optimizer in UPDATES.items()},
     "add": add,
     "norm and clip": norm_and_clip,
     "squared norms": squared_norms,

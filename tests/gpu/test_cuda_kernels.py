@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpu.cuda_cases import ADAM_SETTINGS, FLAT_CASES, FLAT_SIZES, MATRIX_CASES, SGD_SETTINGS, SHAPES, compare
+from gpu.cuda_cases import FLAT_CASES, FLAT_SIZES, MATRIX_CASES, SHAPES, UPDATES, compare
 from gpu.cuda_emulator import HERE, DeviceArray, Emulator, compile_cpp, device_array
 from hybridnn.gpu.cublas import CublasProducts
 from hybridnn.gpu.cupy_kernels import CupyKernels
@@ -127,14 +127,14 @@ def test_reductions_with_few_blocks(kernels: CupyKernels, monkeypatch: Any) -> N
     compare(MATRIX_CASES["mean squared error"], kernels, device_array, "float64", (3, 1500))
 
 
-@pytest.mark.parametrize("optimizer", [*SGD_SETTINGS.values(), *ADAM_SETTINGS.values()], ids=repr)
+@pytest.mark.parametrize("optimizer", UPDATES.values(), ids=repr)
 def test_a_replayed_update_reads_the_scalars_of_its_step(kernels: CupyKernels, optimizer: Optimizer) -> None:
     step, scalars, indices = (
         kernels.zeros((1,), np.int64),
-        kernels.empty((3,), np.float64),
+        kernels.empty((4,), np.float64),
         kernels.zeros((2,), np.int64),
     )
-    order, table = device_array(np.arange(8)[::-1]), kernels.zeros((4, 3), np.float64)
+    order, table = device_array(np.arange(8)[::-1]), kernels.zeros((4, 4), np.float64)
     losses = kernels.zeros((4,), np.float64)
     weights = [device_array(np.ones(50)) for _ in range(2)]
     direct, replayed = (new_state(optimizer, array, kernels) for array in weights)
@@ -157,8 +157,9 @@ def test_a_replayed_update_reads_the_scalars_of_its_step(kernels: CupyKernels, o
 def test_steps_read_their_own_part_of_an_epoch(kernels: CupyKernels, size: int, dtype: str) -> None:
     """Also the last one, of fewer samples, and more samples than threads of a block."""
     random = np.random.default_rng(size)
-    order, table = device_array(random.permutation(3 * size + 1)), device_array(random.standard_normal((4, 3)))
-    step, scalars = kernels.zeros((1,), np.int64), kernels.empty((3,), np.float64)
+    order = device_array(random.permutation(3 * size + 1))
+    table = device_array(random.standard_normal((4, 3)).astype(dtype))
+    step, scalars = kernels.zeros((1,), np.int64), kernels.empty((3,), dtype)
     room, losses = kernels.empty((size,), np.int64), kernels.zeros((4,), np.float64)
     for number in range(4):
         indices = room[: 1 if number == 3 else size]

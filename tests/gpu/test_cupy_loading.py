@@ -70,6 +70,47 @@ def test_error_messages_say_what_was_found_and_what_to_install(
     assert advice in text
 
 
+class Driver:
+    """``libcuda.so.1`` with GPUs of these compute capabilities."""
+
+    def __init__(self, *capabilities: tuple[int, int]) -> None:
+        self.capabilities = capabilities
+
+    def cuInit(self, flags: int) -> int:  # noqa: N802
+        return 0
+
+    def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802
+        count._obj.value = len(self.capabilities)
+        return 0
+
+    def cuDeviceGet(self, device: Any, index: int) -> int:  # noqa: N802
+        device._obj.value = index
+        return 0
+
+    def cuDeviceGetAttribute(self, found: Any, attribute: int, device: Any) -> int:  # noqa: N802
+        found._obj.value = self.capabilities[device.value][attribute - 75]
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "advice"),
+    [
+        ([(9, 0)], "for CUDA 13.0: pip install 'hybridnn[cuda13]'"),
+        ([(7, 5)], "for CUDA 13.0: pip install 'hybridnn[cuda13]'"),
+        (
+            [(9, 0), (7, 0)],
+            "CUDA 13 cannot compile for a GPU of compute capability 7.0: pip install 'hybridnn[cuda12]'",
+        ),
+        ([], "for CUDA 13.0: pip install 'hybridnn[cuda13]'"),
+    ],
+)
+def test_volta_and_pascal_need_cuda_12_although_their_driver_is_for_13(
+    monkeypatch: pytest.MonkeyPatch, capabilities: list[tuple[int, int]], advice: str
+) -> None:
+    monkeypatch.setattr(cupy_loading.ctypes, "CDLL", lambda name: Driver(*capabilities))
+    assert advice in message(monkeypatch, None, 13000)
+
+
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(name: str) -> Any:
         raise ImportError("no libcublas.so.13\nlong story")
@@ -109,7 +150,9 @@ def test_a_missing_compiler_is_named() -> None:
 
     kernels = object.__new__(CupyKernels)
     kernels._cupy, kernels._launch = fake_cupy(), SimpleNamespace(compile=compile_nothing)
-    with pytest.raises(EnvironmentProblem, match=r"^CuPy 14.2.0 cannot compile kernels \(no libnvrtc.so.13\); pip"):
+    with pytest.raises(
+        EnvironmentProblem, match=r"^CuPy 14.2.0 .* kernels \(no libnvrtc.so.13\): NVRTC .*; .*'hybridnn"
+    ):
         kernels.compile("float32")
 
 

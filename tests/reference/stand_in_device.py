@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from threading import Event as ThreadEvent
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -294,6 +295,7 @@ class StandInCupy:
             Event=Event,
             get_current_stream=lambda: self.current,
             alloc_pinned_memory=self._pin,
+            using_allocator=nullcontext,
             nccl=None if comm is None else StandInNccl(comm, self),
         )
         self.streams: list[Stream] = []
@@ -307,6 +309,9 @@ class StandInCupy:
         memory = np.full_like(values, STALE)
         self.current.enqueue(lambda: np.copyto(memory, values))
         return DeviceArray(memory, self)
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> DeviceArray:
+        return self.compute(np.zeros(shape, dtype))
 
     def numbers(self, array: DeviceArray) -> NDArray[Any]:
         """The elements of `array` after all work of the current stream."""
@@ -331,8 +336,9 @@ NAME = b"the ranks of one test"
 class StandInNccl:
     """Connections of all ranks; the calls of a group are enqueued when it ends.
 
-    `calls` has the names of all collectives. Ranks in `failing` cannot connect; the others wait for them, as in NCCL,
-    until the event `late`. `problem` is an error that NCCL noticed after it had connected the ranks, or empty.
+    `calls` has the names of all collectives after the first, which connects the ranks. Those in `failing` cannot; the
+    others wait for them, as in NCCL, until the event `late`. `problem` is an error that NCCL noticed after it had
+    connected the ranks, or empty.
     """
 
     NCCL_SUM, NCCL_MAX = "sum", "max"
@@ -357,11 +363,14 @@ class StandInNccl:
 
     def NcclCommunicator(self, size: int, unique_id: bytes, rank: int) -> StandInCommunicator:  # noqa: N802
         assert (size, rank, unique_id) == (self.comm.size, self.comm.rank, NAME)
+        return StandInCommunicator(self)
+
+    def connect(self, rank: int) -> None:
+        """What the first collective does."""
         if rank in self.failing:
             raise KeyError(6)  # CuPy's exception for ncclRemoteError
         if self.failing:
             self.late.wait()
-        return StandInCommunicator(self)
 
     def groupStart(self) -> None:  # noqa: N802
         assert self.grouped is None
@@ -380,7 +389,7 @@ class StandInCommunicator:
         self._nccl, self._comm = nccl, nccl.comm
         self._recorded_in: list[Any] = []
         self._number = nccl.connections
-        self._is_open = True
+        self._is_open, self._is_connected = True, False
         nccl.connections += 1
 
     def destroy(self) -> None:
@@ -425,12 +434,17 @@ class StandInCommunicator:
 
     def _later(self, name: str, pointer: int, call: Callable[[], None]) -> None:
         assert self._is_open
-        assert self._nccl.grouped is not None
-        self._nccl.calls.append(name)
+        if not self._is_connected:
+            self._nccl.connect(self._comm.rank)
+        self._is_connected = True
         stream = next(stream for stream in self._nccl.device.streams if stream.ptr == pointer)
         if stream.is_capturing():
             self._recorded_in.append(stream.capture)
-        self._nccl.grouped.append((stream, call))
+        if self._nccl.grouped is None:
+            stream.enqueue(call)
+        else:
+            self._nccl.calls.append(name)
+            self._nccl.grouped.append((stream, call))
 
 
 def memory(address: int, count: int, kind: np.dtype[Any]) -> NDArray[Any]:

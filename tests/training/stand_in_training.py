@@ -104,6 +104,9 @@ class StandInKernels:
         wait_for(self._cupy, record_event(self._cupy), self._progress)
         return self._cupy.numbers(array)
 
+    def fused_update(self, *_: Any) -> bool:
+        return False
+
     def squared_norms(self, flat: DeviceArray, ends: Sequence[int]) -> NDArray[np.float64]:
         norms = self.empty((len(ends),), np.float64)
         self._cupy.current.enqueue(lambda: np.copyto(norms._memory, NUMPY.squared_norms(flat._memory, ends)))

@@ -28,8 +28,6 @@ GRAPHS = {
     **CASES,
     "rmsprop": Case(optimizer="rmsprop", schedule="cosine"),
     "adamw": Case(optimizer="adamw", schedule="warmup-linear", clip_norm=0.05),
-    "spike": Case(optimizer="spike", schedule="cosine"),
-    "nadam": Case(optimizer="nadam", schedule="cosine"),
     "pipemare": Case(optimizer="pipemare-adam", schedule="cosine"),
     "dampened": Case(optimizer="dampened", schedule="step"),
 }

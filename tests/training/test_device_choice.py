@@ -10,8 +10,8 @@ from mpi4py import MPI
 
 from hybridnn import MLP, ProcessGrid, Trainer
 from hybridnn.comm.mpi import import_mpi
-from hybridnn.errors import EnvironmentProblem, HybridnnError
-from hybridnn.gpu import cupy_loading, setup
+from hybridnn.errors import EnvironmentProblem, HybridnnError, SettingError
+from hybridnn.gpu import cublas, cupy_loading, setup
 from hybridnn.gpu.device_choice import choose_device, choose_device_together
 from hybridnn.gpu.setup import TransportChoice, choose_transport, cuda_support
 from hybridnn.training.config import DeviceOptions
@@ -146,6 +146,41 @@ def test_without_a_gpu_the_cpu_trains_and_says_why() -> None:
     assert resolve_device(device, grid, load) is device
 
 
+@pytest.mark.mpi(ranks=[1, 2])
+@pytest.mark.parametrize("error", [MemoryError("Out of memory allocating 33,554,432 bytes\nmore"), "streams", "cuBLAS"])
+def test_a_gpu_that_does_not_start_on_a_rank_is_one_line_on_all(comm: MPI.Intracomm, error: Any) -> None:
+    grid, cupy = ProcessGrid(comm), cupy_with_a_gpu()
+
+    def fail(*_: Any, **__: Any) -> Any:
+        if error == "cuBLAS":
+            cublas._check(3, "cublasCreate")
+        raise RuntimeError("cudaErrorMemoryAllocation: out of memory") if error == "streams" else error
+
+    def make(**_: Any) -> Any:
+        return fail() if comm.rank == comm.size - 1 else SimpleNamespace(compile=lambda dtype: None)
+
+    if error == "streams" and comm.rank == comm.size - 1:
+        cupy.cuda.Stream = fail
+    device = resolve_device("auto", grid, lambda: cupy, make)
+    found = {"cuBLAS": "cublasCreate failed with status 3, out of memory", "streams": "cudaErrorMemoryAllocation"}
+    assert device.kind == "cpu"
+    assert f"the GPU does not start ({found.get(str(error), 'Out of memory')}" in device.why
+    assert "1 of its 2 bytes are free); nvidia-smi shows" in device.why
+    assert device.why.endswith(f" on rank {comm.size - 1}")
+    assert "\n" not in device.why
+    with pytest.raises(EnvironmentProblem) as raised:
+        resolve_device("gpu", grid, lambda: cupy, make)
+    assert str(raised.value) == device.why
+
+
+def test_class_weights_choose_the_cpu() -> None:
+    grid = ProcessGrid()
+    device = resolve_device("auto", grid, cupy_with_a_gpu, class_weight="balanced")
+    assert (device.kind, device.why) == ("cpu", "training.class_weight needs the CPU")
+    with pytest.raises(SettingError, match=r"training.class_weight = 'balanced': needs the CPU: device.name = 'cpu'"):
+        Trainer(MLP([3, 2]), grid=grid, device=stand_in(grid), class_weight="balanced")
+
+
 @pytest.mark.parametrize("name", ["auto", "gpu"])
 def test_a_gpu_is_taken_with_the_requested_precision(name: str) -> None:
     precisions = []
@@ -217,7 +252,7 @@ def test_a_trainer_ends_the_connections_of_a_device_that_it_chose(
         grid = ProcessGrid(comm)
         device = stand_in(grid, "nccl", comm)
         cupy = kernels_of(device)._cupy
-        monkeypatch.setattr("hybridnn.training.trainer.resolve_device", lambda wanted, grid, device=device: device)
+        monkeypatch.setattr("hybridnn.training.trainer.resolve_device", lambda wanted, grid, device=device, **_: device)
         trainer = Trainer(MLP([3, 2]), grid=grid, device=device if given else "gpu")
         trainer.fit(np.ones((9, 3)), np.zeros(9, int), epochs=1)
         trainer.free()

@@ -252,7 +252,7 @@ def test_records_of_a_run_name_its_device(
 ) -> None:
     asked: list[DeviceOptions] = []
 
-    def choose(options: DeviceOptions, grid: ProcessGrid) -> TrainingDevice:
+    def choose(options: DeviceOptions, grid: ProcessGrid, **_: Any) -> TrainingDevice:
         asked.append(options)
         return stand_in(grid, graphs=options.graphs)
 

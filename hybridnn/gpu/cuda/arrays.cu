@@ -87,8 +87,8 @@ KERNEL gather_rows(const char* source, const Index* index, char* out, Index rows
 // Captured launches repeat their arguments, but read memory anew. So what differs between the steps of an epoch, the indices
 // of the samples and `count` scalars of the update, is in arrays of all steps, from which the step copies its own.
 KERNEL begin_step(
-    const Index* step, const Index* order, Index batch_size, Index* indices, Index n, const double* table,
-    double* scalars, Index count) {
+    const Index* step, const Index* order, Index batch_size, Index* indices, Index n, const REAL* table,
+    REAL* scalars, Index count) {
     const Index threads = static_cast<Index>(gridDim.x) * blockDim.x;
     const Index first = static_cast<Index>(blockIdx.x) * blockDim.x + threadIdx.x;
     for (Index i = first; i < n; i += threads) indices[i] = order[*step * batch_size + i];
