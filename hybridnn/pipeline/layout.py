@@ -33,6 +33,7 @@ class Layout:
     chunks: int = 1  # virtual stages of every stage
     merges: bool = False  # whether the weight gradient is one product over all microbatches
     barriers: bool = False  # whether ddg and fr have barriers
+    order: tuple[str, ...] = ()  # a word per stage, for a method whose order is searched
     shared_replicas: bool = False  # whether the batch ranks of a node share a replica
     node_ranks: int | None = None  # ranks of a full node; None if all ranks are on one
 
@@ -113,6 +114,7 @@ class Layout:
             weight_grad="merged" if self.merges else "per-microbatch",
             messages=messages,
             barriers=self.barriers,
+            order=self.order,
         )
 
     def forward_schedule(self, minibatches: int) -> Schedule:

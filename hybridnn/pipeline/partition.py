@@ -154,9 +154,9 @@ def typical_partition(model: MLP, stages: StageShapes, chunks: int, samples: int
 
     def picoseconds(batch: int, model_ranks: int) -> list[int]:
         share = ceil(samples / batch)
-        return [_typical_passes(layer, model_ranks, share, itemsize) for layer in model.layers]
+        return [typical_passes(layer, model_ranks, share, itemsize) for layer in model.layers]
 
-    boundaries = [_typical_messages(layer.outputs * samples * itemsize) for layer in model.layers[:-1]]
+    boundaries = [typical_messages(layer.outputs * samples * itemsize) for layer in model.layers[:-1]]
     return balance(stages, chunks, picoseconds, boundaries)
 
 
@@ -178,20 +178,20 @@ def typical_step(
     work = [0] * count
     for number, (first, end) in enumerate(pairwise(accumulate(layers, initial=0))):
         batch, model_ranks = stages[number % count]
-        passes = [_typical_passes(it, model_ranks, ceil(samples / batch), itemsize) for it in model.layers[first:end]]
-        messages = _typical_messages(model.sizes[first] * samples * itemsize) if first else 0
+        passes = [typical_passes(it, model_ranks, ceil(samples / batch), itemsize) for it in model.layers[first:end]]
+        messages = typical_messages(model.sizes[first] * samples * itemsize) if first else 0
         work[number % count] += 2 * INSTRUCTION + sum(passes) + messages
     waiting = (count - 1) * count * max(work) // len(layers) if drains else 0
     return microbatches * max(work) + waiting
 
 
-def _typical_messages(nbytes: int) -> int:
+def typical_messages(nbytes: int) -> int:
     """Picoseconds of the activations of a microbatch on their way to the next stage, and of their gradients back."""
     alpha, beta = (round(1e12 * seconds) for seconds in TYPICAL_LINK)
     return 2 * (alpha + beta * nbytes)
 
 
-def _typical_passes(layer: DenseLayer, model_ranks: int, samples: int, itemsize: int) -> int:
+def typical_passes(layer: DenseLayer, model_ranks: int, samples: int, itemsize: int) -> int:
     """Picoseconds of the forward and the backward pass through a layer that is split by its outputs."""
     outputs = ceil(layer.outputs / model_ranks)
     weights = outputs * layer.inputs

@@ -46,7 +46,7 @@ FREE_SETTINGS = frozenset(
 FIXED_SETTINGS = frozenset({"optimizer.name", "training.dtype", "training.batch_size"})
 """Settings that must equal those of the checkpoint, even with ``--force``; so must those of ``[model]``."""
 
-PIPELINE_CHOICES = ("microbatches", "chunks", "partition")
+PIPELINE_CHOICES = ("microbatches", "chunks", "partition", "order")
 """Keys of ``[parallel]`` that a run chooses for its stages; stale methods train something else with others."""
 RESOLVED_KEYS = ("batch", *PIPELINE_CHOICES)
 """Keys of ``[parallel]`` that a run sets for its number of ranks."""

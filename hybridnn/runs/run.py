@@ -146,6 +146,7 @@ def _prepare(settings: Settings, view: RunView) -> tuple[Settings, PlacedData, T
     update: dict[str, Any] = {} if parallel.stages else {"batch": trainer.grid.batch}
     if len(layout.stages) > 1:
         update |= {"microbatches": layout.microbatches, "chunks": layout.chunks, "partition": layout.layers}
+        update["order"] = layout.order or None
     resolved = {"parallel": parallel.model_copy(update=update), "device": replace(settings.device, name=device.kind)}
     return settings.model_copy(update=resolved), data, trainer
 

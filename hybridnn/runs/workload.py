@@ -6,7 +6,7 @@ The cost models are imported where they are used: every rank of every run loads 
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from hybridnn.comm.agreement import agree, value_of_first
@@ -80,12 +80,22 @@ def layout_from_settings(settings: Settings, ranks: int, model: MLP, machine: Ma
         if partition == "profile":
             raise SettingError("parallel.partition", partition, "needs a machine file where no layers are timed")
         return layout
+    from hybridnn.cost.order_search import searched
     from hybridnn.cost.plan import divided
+    from hybridnn.cost.prediction.stage_costs import StageCosts
 
     # Only the size of the minibatch matters here.
     workload = workload_of_run(settings, model, settings.training.batch_size, "")
     cuts, balances = settings.parallel.microbatches is None, partition in ("balanced", "profile")
-    return divided(workload, layout, machine, cuts=cuts, balances=balances)
+    if not _searches(settings.parallel):
+        return divided(workload, layout, machine, cuts=cuts and not layout.order, balances=balances)
+    layout = divided(workload, replace(layout, order=()), machine, cuts=cuts, balances=balances)
+    limit = settings.parallel.order or 0
+    return searched(layout, lambda it: StageCosts(workload, it, machine).stage_times(), limit)
+
+
+def _searches(parallel: ParallelSettings) -> bool:
+    return METHODS[parallel.method].ordered and not isinstance(parallel.order, tuple)
 
 
 UNKNOWN_WIDTH = 1 << 20
@@ -113,20 +123,21 @@ def with_divided_pipeline(settings: Settings, model: MLP, grid: ProcessGrid, dev
     The trainer chooses by typical costs where there is no file, and on a GPU.
     """
     parallel = settings.parallel
-    if grid.pipeline == 1 or (parallel.partition != "balanced" and parallel.microbatches is not None):
+    chosen = parallel.partition != "balanced" and parallel.microbatches is not None and not _searches(parallel)
+    if grid.pipeline == 1 or chosen:
         return settings
 
-    def divided() -> tuple[int, tuple[int, ...]] | None:
+    def divided() -> tuple[int, tuple[int, ...], tuple[str, ...]] | None:
         machine = _machine_of_job(grid, device)
         if machine is None:
             return None
         layout = layout_from_settings(settings, grid.size, model, machine)
-        return layout.microbatches, layout.layers
+        return layout.microbatches, layout.layers, layout.order
 
     found = value_of_first(grid.world, divided)
     if found is None:
         return settings
-    update: dict[str, Any] = {"microbatches": found[0]}
+    update: dict[str, Any] = {"microbatches": found[0], "order": found[2] or None}
     if parallel.partition == "balanced":  # the trainer times the layers of ``profile``
         update["partition"] = tuple(found[1])
     return settings.model_copy(update={"parallel": parallel.model_copy(update=update)})

@@ -109,8 +109,16 @@ def _partition(value: Any) -> Any:
     if isinstance(value, str):
         name = as_spelled(value, PARTITIONS)
         return name if name in PARTITIONS else None
+    return _of_type(value, tuple[Count, ...])
+
+
+def _order(value: Any) -> Any:
+    return _of_type(value, tuple[str, ...] if isinstance(value, Sequence) else Count)
+
+
+def _of_type(value: Any, kind: Any) -> Any:
     try:
-        return require_type("parallel.partition", value, tuple[Count, ...]) or None
+        return require_type("", value, kind) or None
     except SettingError:
         return None
 
@@ -212,6 +220,12 @@ class TrainConfig:
         "list. With chunks, these are the layers of each chunk of each stage, in the order of the layers. Predicted "
         "times are in `hybridnn train` those of the machine file, if there is one.",
     ] = option("parallel", "balanced", of_pipelines=True)
+    order: Annotated[
+        Annotated[int | Sequence[str], Checked(_order, "a number, or a list of words, for example ['FFBB', 'FBFB']")]
+        | None,
+        "Order of the passes with `searched`; none: the fastest that is found. A number is a limit of the microbatches "
+        "in flight on a stage. A list has a word for each stage: F forward pass, B input gradient, W weight gradient.",
+    ] = option("parallel", None, of_pipelines=True)
     barriers: Annotated[
         bool,
         "Barrier before each forward and each backward pass of `ddg` and `fr`. A step then takes the time of Kang "
@@ -268,6 +282,7 @@ class TrainOptions(TypedDict, total=False):
     microbatches: int | None
     chunks: int | None
     partition: str | Sequence[int]
+    order: int | Sequence[str] | None
     barriers: bool
     weight_grad: str
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from math import ceil, prod
 from typing import TYPE_CHECKING, Any
 
@@ -80,9 +81,12 @@ def resolve_pipeline(config: TrainConfig, stages: StageShapes) -> dict[str, Any]
     if chunks is None:
         chunks = 2 if method.chunked else 1
     weight_grad = "per-microbatch" if config.weight_grad == "auto" else config.weight_grad
+    order = config.order if isinstance(config.order, tuple) else ()
+    if order and config.microbatches is None:
+        config = replace(config, microbatches=order[0].count("F"))
     least = count if method.cuts_minibatches else 1
     given = least if config.microbatches is None else config.microbatches
-    require_supported(method, ScheduleSize(count, 1, given, chunks, config.barriers), weight_grad)
+    require_supported(method, ScheduleSize(count, 1, given, chunks, config.barriers, order), weight_grad)
     _require_compatible(method, count, config)
     if isinstance(config.partition, str):
         require_choice("parallel.partition", config.partition, PARTITIONS)
@@ -101,13 +105,22 @@ def resolve_pipeline(config: TrainConfig, stages: StageShapes) -> dict[str, Any]
         check_partition(config.partition, len(config.model.layers), count * chunks)
     if count > 1:
         microbatches, layers = _divided(config, method, stages, chunks)
+    merges = config.weight_grad != "per-microbatch" and not method.placed_weight_gradients
+    if method.ordered and not order:
+        from hybridnn.cost.order_search import searched, typical_times
+
+        layout = Layout(stages, layers, microbatches=microbatches)
+        times = partial(typical_times, config.model, config.batch_size, np.dtype(config.dtype).itemsize)
+        layout = searched(layout, times, config.order or 0, None if config.weight_grad == "auto" else merges)
+        order, merges = layout.order, layout.merges
     return {
         "layers": layers,
         "method": method.name,
         "microbatches": microbatches,
         "chunks": chunks,
-        "merges": config.weight_grad != "per-microbatch" and not method.placed_weight_gradients,
+        "merges": merges and "W" not in "".join(order),
         "barriers": config.barriers,
+        "order": order,
     }
 
 
@@ -141,6 +154,8 @@ def _require_compatible(method: Method, stages: int, config: TrainConfig) -> Non
             raise SettingError("optimizer.momentum", 0.0, f"above 0 with {method.name}, which predicts weights from it")
         allowed = f"does not predict weights, as {method.name} needs"
         raise SettingError("optimizer.name", config.optimizer.name, allowed)
+    if config.order is not None and not method.ordered:
+        raise SettingError("parallel.order", config.order, f"none with {method.name}, whose order is fixed")
     if stages == 1:
         return
     if config.distribution != "local":

@@ -71,6 +71,7 @@ PIPELINES = {
         4, Grid(2, 2), PipelineCase("gpipe", replace(MOMENTUM, model_split="alternating"), 3, weight_grad="merged")
     ),
     "zb-h1, fewer samples than microbatches": TrainingCase(2, Grid(2), PipelineCase("zb-h1", ADAM, 5)),
+    "searched": TrainingCase(3, Grid(3), PipelineCase("searched", CLIPPED, 5, partition=(1, 2, 5))),
     "ddg": TrainingCase(3, Grid(3), PipelineCase("ddg", replace(FEW, samples=17))),
     "fr": TrainingCase(4, Grid(2, 2), PipelineCase("fr", COSINE)),
     "ddg, barriers": TrainingCase(3, Grid(3), PipelineCase("ddg", MOMENTUM, barriers=True)),

@@ -89,6 +89,8 @@ def exact_cases(stages: int) -> dict[str, PipelineCase]:
         "interleaved": PipelineCase("interleaved", microbatches=2 * stages, chunks=2, weight_grad="per-microbatch"),
         "interleaved-merged": PipelineCase("interleaved", microbatches=stages, chunks=2, weight_grad="merged"),
         "zb-h1": PipelineCase("zb-h1", microbatches=stages + 1),
+        "searched": PipelineCase("searched", microbatches=stages + 1, weight_grad="per-microbatch"),
+        "searched-auto": PipelineCase("searched"),
     }
 
 

@@ -61,6 +61,7 @@ class Definition:
         return {
             "sequential": 1,
             "1f1b": min(K - stage, M),
+            "searched": min(K - stage, M),  # without words
             "interleaved": min(2 * (K - 1 - stage) + (v - 1) * K + 1, M * v),
             "zb-h1": min(K, M),
             "fr": 1,

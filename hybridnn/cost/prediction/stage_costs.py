@@ -5,7 +5,7 @@ Those of equal layers, chunks, stages and microbatches are computed once. `hybri
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from types import MappingProxyType
@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from hybridnn.cost.collectives import Crossings
 from hybridnn.cost.machine import Compute, Machine, MessageOverhead, Overlap
+from hybridnn.cost.order_search import StageTimes
 from hybridnn.cost.prediction import Workload
 from hybridnn.cost.prediction.groups import Collective, Groups, Placement, RankGroups, replica_groups
 from hybridnn.cost.prediction.memory import layer_collectives
@@ -206,7 +207,7 @@ class StageCosts:
         self._policy = METHODS[layout.method].policy
         self._overlap = machine.overlap if layout.overlap else None
         self.groups, self.compute, self.chunks, self.overheads, self.equal_stages = _unscheduled_costs(
-            machine, workload, replace(layout, method="sequential", microbatches=1, merges=False)
+            machine, workload, replace(layout, method="sequential", microbatches=1, merges=False, order=())
         )
         # Where overheads are known, they are part of the computations, and nothing else occupies a receiver.
         self.hidden = 1.0 if any(map(any, self.overheads)) else machine.overlap.hidden_fraction
@@ -260,6 +261,17 @@ class StageCosts:
         if not isinstance(instruction, Backward | InputGradient) or not self._is_last(stage, chunk):
             return 0.0
         return self._loss_seconds(stage, chunk, self._samples(stage, instruction.microbatch))
+
+    def stage_times(self) -> Iterator[StageTimes]:
+        """Times of the stages, for a search of their order."""
+        last, middle = len(self.layout.stages) - 1, min(1, self.layout.microbatches - 1)
+        for stage in range(last + 1):
+            passes = [self.duration(stage, kind(0, middle)) for kind in (Forward, InputGradient, WeightGradient)]
+            end = self.duration(stage, ReduceGradients(0)) + self.duration(stage, Update(0))
+            if self.layout.merges:
+                end, passes[2] = end + self.duration(stage, WeightGradient(0, ALL_MICROBATCHES)), 0.0
+            channel = Channel(stage, stage + 1, False, 0)
+            yield StageTimes(*passes, end, self.message((channel, 0, middle)).transit if stage < last else 0.0)
 
     # -- collectives -------------------------------------------------------------------------------------------------
 

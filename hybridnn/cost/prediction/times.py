@@ -74,6 +74,7 @@ def pipeline_of(layout: Layout) -> Layout:
         chunks=layout.chunks,
         merges=layout.merges,
         barriers=layout.barriers,
+        order=layout.order,
     )
 
 

@@ -114,6 +114,23 @@ def zero_bubble_h1(size: ScheduleSize, stage: int) -> list[Instruction]:
     return order
 
 
+def in_word(size: ScheduleSize, stage: int) -> list[Instruction]:
+    """The order of the stage's word in `size`; without words, that of `one_forward_one_backward`.
+
+    F, B and W are the forward pass, the input gradient and the weight gradient of its next microbatch: messages keep
+    their order, so that every exact order of one chunk per stage is such a word. Without W, backward passes are whole.
+    """
+    if not size.order:
+        return one_forward_one_backward(size, stage)
+    word = size.order[stage]
+    kinds = {"F": Forward, "B": InputGradient if "W" in word else Backward, "W": WeightGradient}
+    order: list[Instruction] = []
+    for t in range(size.minibatches):
+        order += [kinds[letter](t, word[:place].count(letter)) for place, letter in enumerate(word)]
+        order += _update(t)
+    return order
+
+
 def pipedream(size: ScheduleSize, stage: int) -> list[Instruction]:
     """1F1B over minibatches without emptying the pipeline; each backward pass updates (Harlap et al. 2018).
 

@@ -6,7 +6,7 @@ A method is an order of computations (`computation_orders`) and a rule for the w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from functools import cached_property
@@ -114,7 +114,11 @@ def require_supported(method: Method, size: ScheduleSize, weight_grad: str) -> N
         having = ", ".join(name for name, other in METHODS.items() if other.may_have_barriers)
         raise SettingError("parallel.barriers", True, f"false with {method.name}; true only with {having}")
     require_choice("weight_grad", weight_grad, WEIGHT_GRADIENTS)
-    if weight_grad == "merged" and method.placed_weight_gradients:
+    words = "".join(size.order)
+    if words and (set(words) - set("FBW") or [it.count("F") for it in size.order] != [microbatches] * stages):
+        allowed = f"a word for each of {stages} stages, with F, B and W for each of {microbatches} microbatches"
+        raise SettingError("parallel.order", list(size.order), allowed)
+    if weight_grad == "merged" and (method.placed_weight_gradients or "W" in words):
         raise SettingError("weight_grad", weight_grad, f"{method.name} places the weight gradients itself")
 
 
@@ -128,6 +132,7 @@ def make_schedule(
     weight_grad: str = "per-microbatch",
     messages: bool = True,
     barriers: bool = False,
+    order: Sequence[str] = (),
 ) -> Schedule:
     """Build the schedule of a method.
 
@@ -142,13 +147,15 @@ def make_schedule(
     barriers : bool
         Whether ``ddg`` and ``fr`` have a barrier before each forward and each backward pass; other methods have none.
         Kang 2019, Tables 3 and 4, have none; the times of Table 1 are those with barriers.
+    order : sequence of str
+        Words of the stages for ``searched``; by default the order is that of ``1f1b``.
 
     Raises
     ------
     SettingError
         If the method does not exist or does not support the arguments.
     """
-    chosen, size = find_method(method), ScheduleSize(stages, minibatches, microbatches, chunks, barriers)
+    chosen, size = find_method(method), ScheduleSize(stages, minibatches, microbatches, chunks, barriers, tuple(order))
     require_supported(chosen, size, weight_grad)
     return _build(chosen, size, merges=weight_grad == "merged" and microbatches > 1, messages=messages)
 

@@ -38,6 +38,13 @@ def _as_first_stage(size: ScheduleSize, stage: int) -> int:
     return min(size.stages, size.microbatches)
 
 
+def _in_word(size: ScheduleSize, stage: int) -> int:
+    word = size.order[stage] if size.order else ""
+    last = "W" if "W" in word else "B"
+    counts = (word[:end].count("F") - word[:end].count(last) for end in range(len(word) + 1))
+    return max(counts) if word else _in_flight_with_flush(size, stage)
+
+
 def _interleaved(size: ScheduleSize, stage: int) -> int:
     return min(orders.interleaved_warm_up(size, stage) + 1, size.microbatches * size.chunks)
 
@@ -81,6 +88,15 @@ PIPELINE_METHODS = (
         _as_first_stage,
         cuts_minibatches=True,
         placed_weight_gradients=True,
+    ),
+    Method(
+        "searched",
+        "the fastest order that is found for the times of the stages",
+        orders.in_word,
+        EXACT,
+        _in_word,
+        cuts_minibatches=True,
+        ordered=True,
     ),
     Method(
         "ddg",

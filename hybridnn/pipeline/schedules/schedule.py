@@ -171,13 +171,14 @@ def with_loads(schedule: Schedule) -> Schedule:
 
 @dataclass(frozen=True)
 class ScheduleSize:
-    """Size of a schedule: K, T, M and v; and whether `delayed_gradients` and `features_replay` have barriers."""
+    """Size of a schedule: K, T, M and v; whether `delayed_gradients` and `features_replay` have barriers; the order."""
 
     stages: int
     minibatches: int
     microbatches: int = 1
     chunks: int = 1
     barriers: bool = False
+    order: tuple[str, ...] = ()  # a word per stage: see `hybridnn.pipeline.schedules.computation_orders.in_word`
 
 
 Order = Callable[[ScheduleSize, int], list[Instruction]]  # from (size, stage) to the stage's computations
@@ -202,6 +203,7 @@ class Method:
     placed_messages: bool = False  # the order itself places loads and messages
     may_have_barriers: bool = False  # the order places barriers if its size asks for them
     recomputes: bool = False  # every stage but the last computes its forward passes twice
+    ordered: bool = False  # the order is that of the size, which may be searched for given times
 
     @property
     def exact(self) -> bool:

@@ -260,7 +260,7 @@ def definitions(draw: st.DrawFn) -> Definition:
     stages, minibatches = draw(st.integers(1, 4)), draw(st.integers(1, 5))
     if method == "pipedream-2bw":
         return Definition(method, stages, minibatches, stages + draw(st.integers(0, 2)), merged=draw(st.booleans()))
-    if method not in ("gpipe", "1f1b", "interleaved", "zb-h1"):
+    if method not in ("gpipe", "1f1b", "interleaved", "zb-h1", "searched"):
         return Definition(method, stages, minibatches)
     minibatches = min(minibatches, 2)
     merged = method != "zb-h1" and draw(st.booleans())
