@@ -255,3 +255,10 @@ def test_all_supported_versions_of_python_are_in_the_matrix() -> None:
     versions = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8"))["jobs"]["versions"]
     assert tuple(versions["strategy"]["matrix"]["python"]) == pythons
     assert "nox --python ${{ matrix.python }}" in [step.get("run") for step in versions["steps"]]
+
+
+def test_the_paper_cites_all_of_its_bibliography_and_nothing_else() -> None:
+    paper, entries = ((ROOT / "paper" / name).read_text(encoding="utf-8") for name in ("paper.md", "paper.bib"))
+    assert set(re.findall(r"@(\w+)", paper)) == set(re.findall(r"^@\w+\{(\w+),", entries, re.MULTILINE))
+    sections = re.findall(r"^# (.*)$", paper, re.MULTILINE)
+    assert {"Summary", "Statement of need", "State of the field", "Software design", "References"} <= set(sections)
