@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from hybridnn.drawing.timelines import schedule
     from hybridnn.errors import HybridnnError
     from hybridnn.nn.delayed_updates import PipeMareAdam, PipeMareSGD, SpikeSGD
-    from hybridnn.nn.learning_rates import Constant, Cosine, Step, WarmupLinear
+    from hybridnn.nn.learning_rates import Constant, Cosine, LambdaLR, Step, WarmupLinear
     from hybridnn.nn.mlp import MLP
     from hybridnn.nn.optimizers import SGD, Adam, AdamW, NAdam, RMSprop
     from hybridnn.parallel.grid import ProcessGrid
-    from hybridnn.training.callbacks import EarlyStopping, ProgressBar
+    from hybridnn.training.callbacks import EarlyStopping, ProgressBar, ReduceLROnPlateau
     from hybridnn.training.config import DeviceOptions, TrainConfig
     from hybridnn.training.staleness import StalenessDiagnosis
     from hybridnn.training.trained_network import Callback
@@ -39,12 +39,14 @@ __all__ = [
     "DeviceOptions",
     "EarlyStopping",
     "HybridnnError",
+    "LambdaLR",
     "NAdam",
     "PipeMareAdam",
     "PipeMareSGD",
     "ProcessGrid",
     "ProgressBar",
     "RMSprop",
+    "ReduceLROnPlateau",
     "SpikeSGD",
     "StalenessDiagnosis",
     "Step",
@@ -56,29 +58,22 @@ __all__ = [
 ]
 
 _MODULES = {
-    "MLP": "nn.mlp",
-    "SGD": "nn.optimizers",
-    "Adam": "nn.optimizers",
-    "AdamW": "nn.optimizers",
-    "RMSprop": "nn.optimizers",
-    "SpikeSGD": "nn.delayed_updates",
-    "NAdam": "nn.optimizers",
-    "PipeMareSGD": "nn.delayed_updates",
-    "PipeMareAdam": "nn.delayed_updates",
-    "Constant": "nn.learning_rates",
-    "Cosine": "nn.learning_rates",
-    "Step": "nn.learning_rates",
-    "WarmupLinear": "nn.learning_rates",
-    "Callback": "training.trained_network",
-    "DeviceOptions": "training.config",
-    "EarlyStopping": "training.callbacks",
-    "HybridnnError": "errors",
-    "ProcessGrid": "parallel.grid",
-    "ProgressBar": "training.callbacks",
-    "StalenessDiagnosis": "training.staleness",
-    "TrainConfig": "training.config",
-    "Trainer": "training.trainer",
-    "schedule": "drawing.timelines",
+    name: module
+    for module, names in {
+        "drawing.timelines": "schedule",
+        "errors": "HybridnnError",
+        "nn.delayed_updates": "PipeMareAdam PipeMareSGD SpikeSGD",
+        "nn.learning_rates": "Constant Cosine LambdaLR Step WarmupLinear",
+        "nn.mlp": "MLP",
+        "nn.optimizers": "SGD Adam AdamW NAdam RMSprop",
+        "parallel.grid": "ProcessGrid",
+        "training.callbacks": "EarlyStopping ProgressBar ReduceLROnPlateau",
+        "training.config": "DeviceOptions TrainConfig",
+        "training.staleness": "StalenessDiagnosis",
+        "training.trained_network": "Callback",
+        "training.trainer": "Trainer",
+    }.items()
+    for name in names.split()
 }
 
 

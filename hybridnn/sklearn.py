@@ -55,18 +55,14 @@ SOLVERS: Mapping[str, Callable[..., Optimizer]] = MappingProxyType({kind.name: k
 LARGEST_AUTO_BATCH = 200
 SAMPLES = {"accept_sparse": "csr", "dtype": (np.float64, np.float32)}  # those that `validate_data` passes
 
-KEPT_FOR_PARTIAL_FIT = (
-    *("solver", "momentum", "nesterovs_momentum", "weight_decay", "batch_size", "shuffle", "clip_norm"),
-    *("batch", "model", "pipeline", "method", "microbatches"),
-)
+OPTIONS_OF_TRAINER = ("batch_size", "shuffle", "clip_norm", "method", "microbatches")
+OF_OPTIMIZER_AND_GRID = ("solver", "momentum", "nesterovs_momentum", "weight_decay", "batch", "model", "pipeline")
+KEPT_FOR_PARTIAL_FIT = (*OF_OPTIMIZER_AND_GRID, *OPTIONS_OF_TRAINER)
 """Parameters with which a trainer is made. Between two calls of `partial_fit` another value makes a new one."""
 
 
 class _Stopping(EarlyStopping):
-    """scikit-learn's rule: every better value is the best, and more than `patience` epochs that gain less end it.
-
-    The sums are those of scikit-learn, so that they round alike.
-    """
+    """scikit-learn's rule, with sums that round alike: every better value is the best, and gains are those over it."""
 
     loss_factor = 1.0
 
@@ -129,8 +125,7 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
 
     # without annotations, which would make them parameters
     _score_of_epochs = "validation_r2"
-    # from the training loss to that of scikit-learn, and the learning rate for the gradient of the former
-    _loss_factor = _rate_factor = 1.0
+    _loss_factor = 1.0  # from the training loss to that of scikit-learn
     _trainer = cast("Trainer | None", None)
 
     @abstractmethod
@@ -173,7 +168,7 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             if len(y_validation) < 2:
                 raise ValueError("the validation part has 1 sample: give more samples or a larger validation_fraction")
             validation = x_validation, y_validation
-        weights, records, was_ended = self._train(X, y, draw(random), self.max_iter, validation, initial=initial)
+        weights, records, was_ended = self._train(X, y, draw(random), self.max_iter, validation, initial)
         self._keep(weights, records, reset=True)
         # Processes of a pool leave the warning to the one that reports their scores, and ranks to the first.
         if not was_ended and not is_child() and (self._trainer is None or self._trainer.grid.rank == 0):
@@ -185,11 +180,9 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             raise ValueError("partial_fit does not support early_stopping=True")
         is_first = not hasattr(self, "weights_")
         X, y = self._prepared(X, y, encode_first if is_first else self._encoded_again, is_first=is_first)
-        seed, initial = 0, None
-        if is_first:
-            random = self._random()
-            initial, seed = self._initial_weights(random, X.dtype), draw(random)
-        weights, records, _ = self._train(X, y, seed, 1, None, initial=initial, is_first=is_first)
+        random = self._random() if is_first else check_random_state(0)  # of which a training that goes on draws nothing
+        initial = self._initial_weights(random, X.dtype) if is_first else self.weights_
+        weights, records, _ = self._train(X, y, draw(random), 1, None, initial, is_first=is_first)
         self._keep(weights, records, reset=is_first)
         return self
 
@@ -215,6 +208,7 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
 
     def _validated(self, X: Any, y: Any, *, reset: bool) -> tuple[Array, Array]:
         require_whole("max_iter", self.max_iter, 1)
+        require_choice("loss", getattr(self, "loss", "squared_error"), ("squared_error",))
         require_choice("solver", self.solver, SOLVERS)
         if self.batch_size != "auto":
             require_whole("batch_size", self.batch_size, 1)
@@ -238,12 +232,11 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     def _random(self) -> np.random.RandomState:
         """The generator of the random state, the same on every rank, also without a random state."""
         random = check_random_state(self.random_state)
-        is_number = isinstance(self.random_state, Integral)
-        if self.ranks is None and not is_number and (world := all_ranks_group()).size > 1:
-            seed = np.array([draw(random)], np.int64)
-            world.broadcast(seed)
-            random = check_random_state(int(seed[0]))
-        return random
+        if self.ranks is not None or isinstance(self.random_state, Integral) or (world := all_ranks_group()).size == 1:
+            return random
+        seed = np.array([draw(random)], np.int64)
+        world.broadcast(seed)
+        return check_random_state(int(seed[0]))
 
     def _initial_weights(self, random: np.random.RandomState, dtype: Any) -> dict[str, Array] | None:
         """Weights and biases as scikit-learn draws them; None if the `MLP` draws them, for another initializer."""
@@ -259,8 +252,8 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
 
     @property
     def _rate(self) -> float:
-        """The learning rate for the gradients of `Trainer`; Adam and its kin do not depend on their scale."""
-        return self.learning_rate_init * (self._rate_factor if self.solver == "sgd" else 1.0)
+        """The rate for the gradients of `Trainer`, for a regression of the mean over outputs, not of half the sum."""
+        return self.learning_rate_init * (getattr(self, "n_outputs_", 2) / 2 if self.solver == "sgd" else 1.0)
 
     def _optimizer(self) -> Optimizer:
         settings: dict[str, Any] = {"lr": self._rate}
@@ -280,30 +273,21 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
 
     def _make_trainer(self, X: Array, seed: int, weights: Mapping[str, Array] | None) -> Trainer:
         grid = ProcessGrid(batch=self.batch, model=self.model, pipeline=self.pipeline)
-        return Trainer(
-            self._network(),
-            self._optimizer(),
-            grid=grid,
-            batch_size=min(LARGEST_AUTO_BATCH, X.shape[0]) if isinstance(self.batch_size, str) else self.batch_size,
-            seed=seed,
-            dtype=X.dtype,
-            shuffle=self.shuffle,
-            clip_norm=self.clip_norm,
-            method=self.method,
-            microbatches=self.microbatches,
-            initial_weights=weights,
-        )
+        options: dict[str, Any] = {name: getattr(self, name) for name in OPTIONS_OF_TRAINER}
+        if isinstance(self.batch_size, str):
+            options["batch_size"] = min(LARGEST_AUTO_BATCH, X.shape[0])
+        how: dict[str, Any] = {"grid": grid, "seed": seed, "dtype": X.dtype, "initial_weights": weights}
+        return Trainer(self._network(), self._optimizer(), **how, **options)
 
     def _train(
-        self, X: Array, y: Array, seed: int, epochs: int, validation: Any, *, initial: Any, is_first: bool = True
+        self, X: Array, y: Array, seed: int, epochs: int, validation: Any, weights: Any, *, is_first: bool = True
     ) -> Trained:
-        """Train on the ranks of this process, or on those of the job.
+        """Train from `weights` on the ranks of this process, or on those of the job.
 
         A trainer of the job's ranks is kept for `partial_fit`, with the state of its optimizer.
         """
         if is_first:
             self._fitted = self._network()
-        weights = initial if is_first else self.weights_
         if self.ranks is not None:
 
             def on_rank(_: Any) -> Trained:
@@ -346,10 +330,9 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         self.loss_curve_: list[float] = losses if reset else self.loss_curve_ + losses
         self.loss_ = self.loss_curve_[-1]
         self.n_iter_ = len(losses)
-        is_validated = self.early_stopping
-        self.validation_scores_ = [record.metric for record in records] if is_validated else None
-        self.best_validation_score_ = max(self.validation_scores_) if is_validated else None
-        self.best_loss_ = None if is_validated else min(self.loss_curve_)
+        self.validation_scores_ = [record.metric for record in records] if self.early_stopping else None
+        self.best_validation_score_ = self.validation_scores_ and max(self.validation_scores_)
+        self.best_loss_ = None if self.early_stopping else min(self.loss_curve_)
 
     def __sklearn_is_fitted__(self) -> bool:
         """Whether there are weights: a training that fails sets other attributes."""
@@ -415,9 +398,8 @@ class MLPClassifier(ClassifierMixin, _MLP):  # type: ignore[misc]
         Name of an optimizer, as ``"adam"``, ``"sgd"`` or ``"adamw"``.
     learning_rate_init : float
         Learning rate.
-    momentum : float
-        Of ``"sgd"``.
-    nesterovs_momentum : bool
+    momentum, nesterovs_momentum, shuffle
+        As in scikit-learn.
     weight_decay : float
         Factor of the squared norm of weights and biases in the loss, or for ``"adamw"`` of their decay.
     initializer : {"glorot", "auto", "he", "lecun"}
@@ -426,33 +408,23 @@ class MLPClassifier(ClassifierMixin, _MLP):  # type: ignore[misc]
         Samples of a minibatch over all ranks; ``"auto"``: all samples, but at most 200.
     max_iter : int
         Most epochs.
-    shuffle : bool
-        Draw a new order of the samples every epoch.
     random_state : int, RandomState or None
         Of the initial weights, the order of the samples and the validation part.
     tol : float
         Least gain of an epoch over the best loss, or over the best score of the validation part.
-    n_iter_no_change : int
+    n_iter_no_change : int or inf
         The training ends after more consecutive epochs that gain less.
-    early_stopping : bool
-        Keep a part of the samples to validate, and end with the weights of the epoch with the best score on it.
-    validation_fraction : float
-        Fraction of that part.
-    residual : bool
-        Whether hidden layers of equal input and output width add their input to their output.
-    clip_norm : float or None
-        Largest global norm of gradients.
+    early_stopping, validation_fraction
+        Keep a fraction of the samples to validate, and end with the weights of the epoch with the best score on it.
+    residual, clip_norm
+        As of `MLP` and of `Trainer`.
     verbose : bool
         Whether to show epochs and losses.
     ranks : int or None
         Train on so many ranks of this process, one at a time; None: on the ranks of the job, which is one process
         unless it is started by ``mpirun`` or ``srun``. Every rank then makes the same calls.
-    batch, model, pipeline : int
-        Axes of the process grid; `batch` None: all ranks that the others leave.
-    method : str
-        Schedule of a pipeline.
-    microbatches : int or None
-        Microbatches of a minibatch in a pipeline.
+    batch, model, pipeline, method, microbatches
+        As of `ProcessGrid` and of `Trainer`.
 
     Attributes
     ----------
@@ -551,13 +523,8 @@ class _Loss:
 class MLPRegressor(RegressorMixin, _MLP, _Loss):  # type: ignore[misc]
     """Regressor: a multi-layer perceptron trained for the mean squared error.
 
-    Parameters are `loss` and those of `MLPClassifier`, and so are the attributes but for `classes_`. With
-    `early_stopping` the score is R².
-
-    Parameters
-    ----------
-    loss : {"squared_error"}
-        Half the mean squared error; the first parameter, as in scikit-learn from 1.7 on.
+    The first parameter is `loss`, always ``"squared_error"``, as in scikit-learn from 1.7 on. The others are those of
+    `MLPClassifier`, and so are the attributes but for `classes_`. With `early_stopping` the score is R².
 
     Examples
     --------
@@ -571,10 +538,6 @@ class MLPRegressor(RegressorMixin, _MLP, _Loss):  # type: ignore[misc]
 
     _loss_factor = 0.5
 
-    def _validated(self, X: Any, y: Any, *, reset: bool) -> tuple[Array, Array]:
-        require_choice("loss", self.loss, ("squared_error",))
-        return super()._validated(X, y, reset=reset)
-
     def _encoded(self, y: Array) -> Array:
         y = np.asarray(y, np.float64)
         y = y.reshape(len(y), -1)
@@ -586,11 +549,6 @@ class MLPRegressor(RegressorMixin, _MLP, _Loss):  # type: ignore[misc]
         if y.shape[1] != self.n_outputs_:
             raise ValueError(f"y has {y.shape[1]} outputs, but this estimator was fitted with {self.n_outputs_}")
         return y
-
-    @property
-    def _rate_factor(self) -> float:  # type: ignore[override]
-        """The loss of `Trainer` is the mean over outputs of the squares, that of scikit-learn half the sum."""
-        return self.n_outputs_ / 2
 
     @property
     def _outputs_of_network(self) -> int:

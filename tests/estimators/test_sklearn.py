@@ -16,17 +16,15 @@ from mpi4py import MPI
 from sklearn.base import clone
 from sklearn.datasets import load_iris
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
-from sklearn.metrics import log_loss, r2_score
+from sklearn.metrics import log_loss
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
-from sklearn.utils import check_random_state
 from sklearn.utils.estimator_checks import check_estimator
 
 from hybridnn.errors import DataError, EnvironmentProblem, HybridnnError, NonFiniteLossError, SettingError
 from hybridnn.sklearn import MLPClassifier, MLPRegressor, _Stopping
 from reference import network as net
-from reference import serial
 from reference.cases import assert_arrays_close, assert_arrays_same
 
 IRIS = load_iris(return_X_y=True)
@@ -49,35 +47,6 @@ def test_the_checks_of_scikit_learn_pass(kind: Any) -> None:
     assert len(outcomes) > 40
     wrong = {item["check_name"]: item["exception"] for item in outcomes if item["status"] not in ("passed", "skipped")}
     assert wrong == {}
-
-
-def seed_of(estimator: Any) -> int:
-    return int(check_random_state(estimator.random_state).randint(2**31 - 1))
-
-
-@pytest.mark.parametrize("ranks", [None, 1, 4])
-@pytest.mark.parametrize("solver", ["sgd", "adam"])
-def test_fit_is_the_serial_training_by_definition(solver: str, ranks: int | None) -> None:
-    x, y = regression()
-    settings: dict[str, Any] = {"learning_rate_init": 0.01, "momentum": 0.8, "nesterovs_momentum": False, "tol": 0.0}
-    axes = {} if ranks != 4 else {"batch": 2, "model": 2}
-    network: dict[str, Any] = {
-        "hidden_layer_sizes": (7, 5),
-        "activation": "tanh",
-        "initializer": "auto",
-        "solver": solver,
-    }
-    found = MLPRegressor(**network, ranks=ranks, **settings, **axes, **SHORT).fit(x, y)
-    rule = serial.SGD(0.01, 0.8) if solver == "sgd" else serial.Adam(0.01)
-    plan = serial.Plan(rule, epochs=4, batch_size=30, seed=seed_of(found))
-    expected = serial.train(net.Network((3, 7, 5, 2), "tanh"), plan, x, y)
-    assert_arrays_close(found.weights_, expected.weights, "weights")
-    np.testing.assert_allclose(found.loss_curve_, np.divide(expected.epoch_losses, 2), rtol=1e-12)
-    outputs, _ = net.forward(net.Network((3, 7, 5, 2), "tanh"), expected.weights, x)
-    np.testing.assert_allclose(found.predict(x), outputs, rtol=0, atol=1e-12)
-    assert found.score(x, y) == pytest.approx(r2_score(y, outputs))
-    assert [array.shape for array in found.coefs_] == [(3, 7), (7, 5), (5, 2)]
-    assert [array.shape for array in found.intercepts_] == [(7,), (5,), (2,)]
 
 
 @pytest.mark.parametrize("pipeline", [1, 2])
