@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from hybridnn.drawing.timelines import schedule
     from hybridnn.errors import HybridnnError
     from hybridnn.nn.delayed_updates import PipeMareAdam, PipeMareSGD, SpikeSGD
-    from hybridnn.nn.learning_rates import Constant, Cosine, Step, WarmupLinear
+    from hybridnn.nn.learning_rates import Constant, Cosine, LambdaLR, Step, WarmupLinear
     from hybridnn.nn.mlp import MLP
     from hybridnn.nn.optimizers import SGD, Adam, AdamW, NAdam, RMSprop
     from hybridnn.parallel.grid import ProcessGrid
-    from hybridnn.training.callbacks import EarlyStopping, ProgressBar
+    from hybridnn.training.callbacks import EarlyStopping, ProgressBar, ReduceLROnPlateau
     from hybridnn.training.config import DeviceOptions, TrainConfig
     from hybridnn.training.staleness import StalenessDiagnosis
     from hybridnn.training.trained_network import Callback
@@ -39,12 +39,14 @@ __all__ = [
     "DeviceOptions",
     "EarlyStopping",
     "HybridnnError",
+    "LambdaLR",
     "NAdam",
     "PipeMareAdam",
     "PipeMareSGD",
     "ProcessGrid",
     "ProgressBar",
     "RMSprop",
+    "ReduceLROnPlateau",
     "SpikeSGD",
     "StalenessDiagnosis",
     "Step",
@@ -59,11 +61,11 @@ _PUBLIC = {
     "drawing.timelines": "schedule",
     "errors": "HybridnnError",
     "nn.delayed_updates": "PipeMareAdam PipeMareSGD SpikeSGD",
-    "nn.learning_rates": "Constant Cosine Step WarmupLinear",
+    "nn.learning_rates": "Constant Cosine LambdaLR Step WarmupLinear",
     "nn.mlp": "MLP",
     "nn.optimizers": "SGD Adam AdamW NAdam RMSprop",
     "parallel.grid": "ProcessGrid",
-    "training.callbacks": "EarlyStopping ProgressBar",
+    "training.callbacks": "EarlyStopping ProgressBar ReduceLROnPlateau",
     "training.config": "DeviceOptions TrainConfig",
     "training.staleness": "StalenessDiagnosis",
     "training.trained_network": "Callback",

@@ -8,7 +8,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from math import inf
+from itertools import pairwise
+from math import inf, sqrt
+from numbers import Integral
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,7 +31,7 @@ from hybridnn.training.callbacks import EarlyStopping
 from hybridnn.training.records import MONITORS, EpochRecord
 from hybridnn.training.trained_network import TrainedNetwork
 from hybridnn.training.trainer import Trainer
-from hybridnn.utils.checks import require_choice, require_number, require_whole, with_advice
+from hybridnn.utils.checks import MOST, require_choice, require_number, require_whole, with_advice
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -53,21 +55,23 @@ SOLVERS: Mapping[str, Callable[..., Optimizer]] = MappingProxyType({kind.name: k
 LARGEST_AUTO_BATCH = 200
 SAMPLES = {"accept_sparse": "csr", "dtype": (np.float64, np.float32)}  # those that `validate_data` passes
 
-KEPT_FOR_PARTIAL_FIT = (
-    *("solver", "momentum", "nesterovs_momentum", "weight_decay", "batch_size", "shuffle", "clip_norm"),
-    *("batch", "model", "pipeline", "method", "microbatches"),
-)
+OPTIONS_OF_TRAINER = ("batch_size", "shuffle", "clip_norm", "method", "microbatches")
+OF_OPTIMIZER_AND_GRID = ("solver", "momentum", "nesterovs_momentum", "weight_decay", "batch", "model", "pipeline")
+KEPT_FOR_PARTIAL_FIT = (*OF_OPTIMIZER_AND_GRID, *OPTIONS_OF_TRAINER)
 """Parameters with which a trainer is made. Between two calls of `partial_fit` another value makes a new one."""
 
 
 class _Stopping(EarlyStopping):
-    """scikit-learn's rule: every better value is the best, and more than `patience` epochs that gain less end it."""
+    """scikit-learn's rule, with sums that round alike: every better value is the best, and gains are those over it."""
+
+    loss_factor = 1.0
 
     def on_epoch_end(self, trainer: TrainedNetwork, record: EpochRecord) -> None:
-        value = record.monitored(self.monitor)
-        gain = -inf if value is None else MONITORS[self.monitor] * (value - self.best)
-        self._without = self._without + 1 if gain < self.min_delta else 0
-        if value is not None and gain > 0:
+        value = self.loss_factor * record.train_loss if self.monitor == "train_loss" else record.monitored(self.monitor)
+        assert value is not None  # every epoch is evaluated
+        sign = MONITORS[self.monitor]
+        self._without = self._without + 1 if sign * value < sign * self.best + self.min_delta else 0
+        if sign * (value - self.best) > 0:
             self.best, self.best_epoch = value, record.epoch
             if self.restore_best_weights:
                 self._weights = trainer.weights()
@@ -80,6 +84,11 @@ ADVICE = {
     "class_weight": "Trainer has it",
     "lr": "did you mean learning_rate_init?",
 }
+
+
+def draw(random: np.random.RandomState) -> int:
+    """A seed for the order of the samples."""
+    return int(random.randint(2**31 - 1))
 
 
 @with_advice(ADVICE)
@@ -95,6 +104,7 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     momentum: float = 0.9
     nesterovs_momentum: bool = True
     weight_decay: float = 0.0
+    initializer: str = "glorot"
     batch_size: int | str = "auto"
     max_iter: int = 200
     shuffle: bool = True
@@ -115,6 +125,7 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
 
     # without annotations, which would make them parameters
     _score_of_epochs = "validation_r2"
+    _loss_factor = 1.0  # from the training loss to that of scikit-learn
     _trainer = cast("Trainer | None", None)
 
     @abstractmethod
@@ -148,14 +159,16 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         """
         X, y = self._prepared(X, y, self._encoded, is_first=True)
         self._drop_trainer()
-        seed = self._seed()
-        validation = None
+        random = self._random()
+        initial, validation = self._initial_weights(random, X.dtype), None
         if self.early_stopping:
-            stratify = y if self._score_of_epochs == "validation_accuracy" else None
-            parts = train_test_split(X, y, test_size=self.validation_fraction, random_state=seed, stratify=stratify)
-            X, validation = parts[0], (parts[1], parts[3])
-            y = parts[2]
-        weights, records, was_ended = self._train(X, y, seed, self.max_iter, validation)
+            how = {"test_size": self.validation_fraction, "random_state": random}
+            how["stratify"] = y if len(getattr(self, "classes_", ())) == 2 else None
+            X, x_validation, y, y_validation = train_test_split(X, y, **how)
+            if len(y_validation) < 2:
+                raise ValueError("the validation part has 1 sample: give more samples or a larger validation_fraction")
+            validation = x_validation, y_validation
+        weights, records, was_ended = self._train(X, y, draw(random), self.max_iter, validation, initial)
         self._keep(weights, records, reset=True)
         # Processes of a pool leave the warning to the one that reports their scores, and ranks to the first.
         if not was_ended and not is_child() and (self._trainer is None or self._trainer.grid.rank == 0):
@@ -163,10 +176,13 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         return self
 
     def _partial_fit(self, X: Any, y: Any, encode_first: Callable[[Array], Array]) -> Self:
+        if self.early_stopping:
+            raise ValueError("partial_fit does not support early_stopping=True")
         is_first = not hasattr(self, "weights_")
         X, y = self._prepared(X, y, encode_first if is_first else self._encoded_again, is_first=is_first)
-        seed = self._seed() if is_first else 0
-        weights, records, _ = self._train(X, y, seed, 1, None, is_first=is_first)
+        random = self._random() if is_first else check_random_state(0)  # of which a training that goes on draws nothing
+        initial = self._initial_weights(random, X.dtype) if is_first else self.weights_
+        weights, records, _ = self._train(X, y, draw(random), 1, None, initial, is_first=is_first)
         self._keep(weights, records, reset=is_first)
         return self
 
@@ -192,10 +208,14 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
 
     def _validated(self, X: Any, y: Any, *, reset: bool) -> tuple[Array, Array]:
         require_whole("max_iter", self.max_iter, 1)
+        require_choice("loss", getattr(self, "loss", "squared_error"), ("squared_error",))
         require_choice("solver", self.solver, SOLVERS)
         if self.batch_size != "auto":
             require_whole("batch_size", self.batch_size, 1)
+        require_number("learning_rate_init", self.learning_rate_init, above=0)
         require_number("tol", self.tol, at_least=0)
+        if self.early_stopping:
+            require_number("validation_fraction", self.validation_fraction, above=0, below=1)
         require_unmasked(X, "X")
         require_unmasked(y, "y")
         how = {**SAMPLES, "multi_output": True, "y_numeric": not isinstance(self, ClassifierMixin), "reset": reset}
@@ -209,15 +229,34 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
             if before != now:
                 raise ValueError(f"{name} = {now!r}: the network was fitted with {before!r}; call fit, or use a clone")
 
-    def _seed(self) -> int:
-        """A seed that is the same on every rank, also without a random state."""
-        seed = np.array([check_random_state(self.random_state).randint(2**31 - 1)], np.int64)
-        if self.ranks is None:
-            ProcessGrid().world.broadcast(seed)
-        return int(seed[0])
+    def _random(self) -> np.random.RandomState:
+        """The generator of the random state, the same on every rank, also without a random state."""
+        random = check_random_state(self.random_state)
+        if self.ranks is not None or isinstance(self.random_state, Integral) or (world := all_ranks_group()).size == 1:
+            return random
+        seed = np.array([draw(random)], np.int64)
+        world.broadcast(seed)
+        return check_random_state(int(seed[0]))
+
+    def _initial_weights(self, random: np.random.RandomState, dtype: Any) -> dict[str, Array] | None:
+        """Weights and biases as scikit-learn draws them; None if the `MLP` draws them, for another initializer."""
+        network, weights = self._network(), {}
+        if network.initializer != "glorot":
+            return None
+        factor = 2.0 if network.activation == "sigmoid" else 6.0
+        for index, (inputs, outputs) in enumerate(pairwise(network.sizes)):
+            bound = sqrt(factor / (inputs + outputs))
+            weights[f"layers.{index}.weight"] = random.uniform(-bound, bound, (inputs, outputs)).T.astype(dtype)
+            weights[f"layers.{index}.bias"] = random.uniform(-bound, bound, outputs).astype(dtype)
+        return weights
+
+    @property
+    def _rate(self) -> float:
+        """The rate for the gradients of `Trainer`, for a regression of the mean over outputs, not of half the sum."""
+        return self.learning_rate_init * (getattr(self, "n_outputs_", 2) / 2 if self.solver == "sgd" else 1.0)
 
     def _optimizer(self) -> Optimizer:
-        settings: dict[str, Any] = {"lr": self.learning_rate_init}
+        settings: dict[str, Any] = {"lr": self._rate}
         if self.solver == "sgd":
             settings |= {"momentum": self.momentum, "nesterov": self.nesterovs_momentum and self.momentum > 0}
         if self.weight_decay:
@@ -230,33 +269,26 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         loss = "cross_entropy" if self._score_of_epochs == "validation_accuracy" else "mse"
         sizes = [self.n_features_in_, *widths, self._outputs_of_network]
         activation = "sigmoid" if self.activation == "logistic" else self.activation
-        return MLP(sizes, activation, residual=self.residual, loss=loss)
+        return MLP(sizes, activation, residual=self.residual, loss=loss, initializer=self.initializer)
 
     def _make_trainer(self, X: Array, seed: int, weights: Mapping[str, Array] | None) -> Trainer:
         grid = ProcessGrid(batch=self.batch, model=self.model, pipeline=self.pipeline)
-        return Trainer(
-            self._network(),
-            self._optimizer(),
-            grid=grid,
-            batch_size=min(LARGEST_AUTO_BATCH, X.shape[0]) if isinstance(self.batch_size, str) else self.batch_size,
-            seed=seed,
-            dtype=X.dtype,
-            shuffle=self.shuffle,
-            clip_norm=self.clip_norm,
-            method=self.method,
-            microbatches=self.microbatches,
-            initial_weights=weights,
-        )
+        options: dict[str, Any] = {name: getattr(self, name) for name in OPTIONS_OF_TRAINER}
+        if isinstance(self.batch_size, str):
+            options["batch_size"] = min(LARGEST_AUTO_BATCH, X.shape[0])
+        how: dict[str, Any] = {"grid": grid, "seed": seed, "dtype": X.dtype, "initial_weights": weights}
+        return Trainer(self._network(), self._optimizer(), **how, **options)
 
-    def _train(self, X: Array, y: Array, seed: int, epochs: int, validation: Any, *, is_first: bool = True) -> Trained:
-        """Train on the ranks of this process, or on those of the job.
+    def _train(
+        self, X: Array, y: Array, seed: int, epochs: int, validation: Any, weights: Any, *, is_first: bool = True
+    ) -> Trained:
+        """Train from `weights` on the ranks of this process, or on those of the job.
 
         A trainer of the job's ranks is kept for `partial_fit`, with the state of its optimizer.
         """
         if is_first:
             self._fitted = self._network()
         if self.ranks is not None:
-            weights = None if is_first else self.weights_
 
             def on_rank(_: Any) -> Trained:
                 trainer = self._make_trainer(X, seed, weights)
@@ -271,9 +303,9 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         if getattr(self, "_made_with", None) != made_with:
             self._drop_trainer()
         if self._trainer is None:
-            self._trainer = self._make_trainer(X, seed, None if is_first else self.weights_)
+            self._trainer = self._make_trainer(X, seed, weights)
             self._made_with = made_with
-        self._trainer.set_learning_rate(self.learning_rate_init)
+        self._trainer.set_learning_rate(self._rate)
         try:
             return self._fit_on(self._trainer, X, y, epochs, validation)
         except DataError:  # before the first step
@@ -285,20 +317,22 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     def _fit_on(self, trainer: Trainer, X: Array, y: Array, epochs: int, validation: Any) -> Trained:
         is_validated = validation is not None
         monitor = self._score_of_epochs if is_validated else "train_loss"
-        stopping = _Stopping(monitor, self.n_iter_no_change, self.tol, restore_best_weights=is_validated)
+        patience = MOST if self.n_iter_no_change == inf else self.n_iter_no_change
+        stopping = _Stopping(monitor, patience, self.tol, restore_best_weights=is_validated)
+        stopping.loss_factor = self._loss_factor
         before, show = len(trainer.history.epochs), bool(self.verbose)
         history = trainer.fit(X, y, epochs=epochs, validation=validation, callbacks=[stopping], progress=show)
         return trainer.weights(), history.epochs[before:], stopping.stopped_epoch > 0
 
     def _keep(self, weights: dict[str, Array], records: Sequence[EpochRecord], *, reset: bool) -> None:
         self.weights_ = weights
-        losses = [record.train_loss for record in records]
+        losses = [self._loss_factor * record.train_loss for record in records]
         self.loss_curve_: list[float] = losses if reset else self.loss_curve_ + losses
         self.loss_ = self.loss_curve_[-1]
-        self.n_iter_ = len(self.loss_curve_)
-        scores = [record.metric for record in records if record.metric is not None]
-        if scores:
-            self.validation_scores_ = scores
+        self.n_iter_ = len(losses)
+        self.validation_scores_ = [record.metric for record in records] if self.early_stopping else None
+        self.best_validation_score_ = self.validation_scores_ and max(self.validation_scores_)
+        self.best_loss_ = None if self.early_stopping else min(self.loss_curve_)
 
     def __sklearn_is_fitted__(self) -> bool:
         """Whether there are weights: a training that fails sets other attributes."""
@@ -356,7 +390,7 @@ class MLPClassifier(ClassifierMixin, _MLP):  # type: ignore[misc]
 
     Parameters
     ----------
-    hidden_layer_sizes : sequence of int
+    hidden_layer_sizes : sequence of int, or int
         Width of every hidden layer.
     activation : {"relu", "tanh", "sigmoid", "logistic", "selu", "identity"}
         Of the hidden layers; ``"logistic"`` is ``"sigmoid"``.
@@ -364,42 +398,33 @@ class MLPClassifier(ClassifierMixin, _MLP):  # type: ignore[misc]
         Name of an optimizer, as ``"adam"``, ``"sgd"`` or ``"adamw"``.
     learning_rate_init : float
         Learning rate.
-    momentum : float
-        Of ``"sgd"``.
-    nesterovs_momentum : bool
+    momentum, nesterovs_momentum, shuffle
+        As in scikit-learn.
     weight_decay : float
         Factor of weights and biases in the gradient, or, with decoupled decay as of ``"adamw"``, in the update.
+    initializer : {"glorot", "auto", "he", "lecun"}
+        ``"glorot"``: weights and biases that scikit-learn draws from the same random state; else those of `MLP`.
     batch_size : int or "auto"
         Samples of a minibatch over all ranks; ``"auto"``: all samples, but at most 200.
     max_iter : int
         Most epochs.
-    shuffle : bool
-        Draw a new order of the samples every epoch.
     random_state : int, RandomState or None
         Of the initial weights, the order of the samples and the validation part.
     tol : float
         Least gain of an epoch over the best loss, or over the best score of the validation part.
-    n_iter_no_change : int
+    n_iter_no_change : int or inf
         The training ends after more consecutive epochs that gain less.
-    early_stopping : bool
-        Keep a part of the samples to validate, and end with the weights of the epoch with the best score on it.
-    validation_fraction : float
-        Fraction of that part.
-    residual : bool
-        Whether hidden layers of equal input and output width add their input to their output.
-    clip_norm : float or None
-        Largest global norm of gradients.
+    early_stopping, validation_fraction
+        Keep a fraction of the samples to validate, and end with the weights of the epoch with the best score on it.
+    residual, clip_norm
+        As of `MLP` and of `Trainer`.
     verbose : bool
         Whether to show epochs and losses.
     ranks : int or None
         Train on so many ranks of this process, one at a time; None: on the ranks of the job, which is one process
         unless it is started by ``mpirun`` or ``srun``. Every rank then makes the same calls.
-    batch, model, pipeline : int
-        Axes of the process grid; `batch` None: all ranks that the others leave.
-    method : str
-        Schedule of a pipeline.
-    microbatches : int or None
-        Microbatches of a minibatch in a pipeline.
+    batch, model, pipeline, method, microbatches
+        As of `ProcessGrid` and of `Trainer`.
 
     Attributes
     ----------
@@ -409,8 +434,8 @@ class MLPClassifier(ClassifierMixin, _MLP):  # type: ignore[misc]
     loss_curve_ : list of float
         Mean training loss of every epoch.
     validation_scores_ : list of float
-        Score on the validation part after every epoch; only with `early_stopping`.
-    loss_, n_iter_, n_features_in_, feature_names_in_
+        Score on the validation part after every epoch; None without `early_stopping`.
+    loss_, best_loss_, best_validation_score_, n_iter_, n_features_in_, feature_names_in_
         As in scikit-learn.
 
     Examples
@@ -486,26 +511,38 @@ class MLPClassifier(ClassifierMixin, _MLP):  # type: ignore[misc]
         return logarithms
 
 
-class MLPRegressor(RegressorMixin, _MLP):  # type: ignore[misc]
+@dataclass(eq=False, repr=False)
+class _Loss:
+    """The parameter that stands before those of `_MLP`."""
+
+    loss: str = "squared_error"
+
+
+@with_advice(ADVICE)
+@dataclass(eq=False, repr=False)
+class MLPRegressor(RegressorMixin, _MLP, _Loss):  # type: ignore[misc]
     """Regressor: a multi-layer perceptron trained for the mean squared error.
 
-    Parameters are those of `MLPClassifier`, and so are the attributes but for `classes_`. With `early_stopping` the
-    score is R².
+    The first parameter is `loss`, always ``"squared_error"``, as in scikit-learn from 1.7 on. The others are those of
+    `MLPClassifier`, and so are the attributes but for `classes_`. With `early_stopping` the score is R².
 
     Examples
     --------
     >>> import numpy as np
     >>> from hybridnn.sklearn import MLPRegressor
     >>> X = np.linspace(-1, 1, 200)[:, None]
-    >>> MLPRegressor((16,), learning_rate_init=0.02, random_state=0).fit(X, X[:, 0] ** 2).score(X, X[:, 0] ** 2) > 0.95
+    >>> network = MLPRegressor(hidden_layer_sizes=16, learning_rate_init=0.02, random_state=0)
+    >>> network.fit(X, X[:, 0] ** 2).score(X, X[:, 0] ** 2) > 0.95
     True
     """
 
+    _loss_factor = 0.5
+
     def _encoded(self, y: Array) -> Array:
         y = np.asarray(y, np.float64)
-        self._is_single = y.ndim == 1
-        self.n_outputs_ = 1 if self._is_single else y.shape[1]
-        return y.reshape(len(y), -1)
+        y = y.reshape(len(y), -1)
+        self.n_outputs_ = y.shape[1]
+        return y
 
     def _encoded_again(self, y: Array) -> Array:
         y = np.asarray(y, np.float64).reshape(len(y), -1)
@@ -522,9 +559,9 @@ class MLPRegressor(RegressorMixin, _MLP):  # type: ignore[misc]
         return self._partial_fit(X, y, self._encoded)
 
     def predict(self, X: Any) -> Array:
-        """Outputs for every sample, shape (samples,), or (samples, outputs) if the targets had two axes."""
+        """Outputs for every sample, shape (samples,), or (samples, outputs) if there are several."""
         outputs = self._outputs(X)
-        return outputs[:, 0] if self._is_single else outputs
+        return outputs[:, 0] if self.n_outputs_ == 1 else outputs
 
     def __sklearn_tags__(self) -> Any:
         """Tags of scikit-learn: several outputs are allowed."""

@@ -63,20 +63,20 @@ class TrainView(RunView):
     def _has_bar(self) -> bool:
         return self._console.is_terminal and (launch_rank() is None or self._bar_file is not None)
 
-    def on_refused_table(self, settings: Settings) -> None:
+    def show_refused_table(self, settings: Settings) -> None:
         """Print the columns on standard error."""
         from hybridnn.cli.data import print_columns
 
         print_columns(settings)
 
-    def on_header(self, header: RunHeader) -> None:
+    def show_header(self, header: RunHeader) -> None:
         """Print the header."""
         self._header = header
         if not self._silent:
             self._console.print(header_table(header))
             self._console.print()
 
-    def on_resume(self, checkpoint: Checkpoint, problems: Sequence[str]) -> None:
+    def show_resume(self, checkpoint: Checkpoint, problems: Sequence[str]) -> None:
         """Print the checkpoint that the run resumes from, and the damaged ones that were skipped."""
         for problem in problems:
             print(f"damaged, skipped: {problem}", file=sys.stderr, flush=True)
@@ -104,7 +104,7 @@ class TrainView(RunView):
         if not self._silent and self._header is not None and not self._has_bar:
             self._print_row(record, self._header)
 
-    def on_end(self, summary: RunSummary) -> None:
+    def show_summary(self, summary: RunSummary) -> None:
         """Print the final tables, or the JSON object."""
         self.close()
         speed = speed_of(summary.epochs)

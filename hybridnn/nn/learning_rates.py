@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from math import cos, pi
 from typing import Annotated, Protocol
 
 from hybridnn.errors import SettingError
-from hybridnn.utils.checks import AtLeastZero, Count, Positive, described, require_fields, with_advice
+from hybridnn.utils.checks import (
+    AtLeastZero,
+    Checked,
+    Count,
+    Positive,
+    described,
+    require_fields,
+    require_number,
+    with_advice,
+)
 
 Warmup = Annotated[AtLeastZero, "Epochs of the rise from 0."]
 
@@ -106,6 +116,21 @@ class Cosine(_WarmUp):
 
     def _falling(self, progress: float) -> float:
         return (1.0 + cos(pi * progress)) / 2.0
+
+
+@with_advice({})
+@dataclass(frozen=True)
+class LambdaLR:
+    """The factor is ``function(step)``, at least 0, for the steps from 0: PyTorch's `LambdaLR`, called every step."""
+
+    function: Annotated[Callable[[int], float], Checked(lambda f: f if callable(f) else None, "a function of the step")]
+
+    def __post_init__(self) -> None:
+        require_fields("", self)
+
+    def multiplier(self, update: int, updates_per_epoch: int, updates: int) -> float:
+        """The value of the function."""
+        return require_number("function(step)", self.function(update), at_least=0)
 
 
 SCHEDULES = (Constant, Step, WarmupLinear, Cosine)

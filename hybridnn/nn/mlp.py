@@ -49,7 +49,14 @@ ALLOWED_SIZES = "a list of at least an input and an output width, each a whole n
 IN_SIZES = "the widths of all layers are one list, as in MLP([10, 16, 2])"
 
 
-@with_advice(dict.fromkeys(("hidden", "layers", "*"), IN_SIZES))
+MISSING = {
+    "dropout": "there is no dropout; weight_decay of the optimizer and EarlyStopping limit overfitting",
+    **dict.fromkeys(("batch_norm", "layer_norm"), "there is no normalization; standardize the inputs, or take selu"),
+}
+"""What to use in place of parts of networks that there are not."""
+
+
+@with_advice({**dict.fromkeys(("hidden", "layers", "*"), IN_SIZES), **MISSING})
 @dataclass(frozen=True)
 class MLP:
     """A multi-layer perceptron.

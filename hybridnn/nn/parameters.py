@@ -70,15 +70,21 @@ def parameter_shapes(model: MLP) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def check_weights(model: MLP, weights: Mapping[str, NDArray[Any]], source: str) -> None:
-    """Refuse weights that are not those of `model`, by a `DataError` that names `source` and the first wrong array."""
+def check_weights(model: MLP, weights: Mapping[str, Any], source: str) -> dict[str, NDArray[Any]]:
+    """Return the weights as arrays of NumPy, also those that are tensors of PyTorch.
+
+    If they are not those of `model`, a `DataError` names `source` and the first wrong array.
+    """
     if not isinstance(weights, Mapping):
         raise DataError(f"{source} must be arrays by name, as of Trainer.weights(), not {type(weights).__name__}")
+    arrays = {}
     for name, shape in parameter_shapes(model).items():
         if name not in weights:
             found = ", ".join(sorted(weights)) or "nothing"
             raise DataError(f"{source}: {name} is missing; the file holds {found}")
         array = weights[name]
+        if hasattr(array, "detach"):
+            array = array.detach().cpu().double().numpy()  # NumPy has no bfloat16
         if not hasattr(getattr(array, "dtype", None), "kind"):
             raise DataError(f"{source}: {name} is of type {type(array).__name__}: numpy.asarray makes an array of it")
         if array.shape != shape:
@@ -89,9 +95,11 @@ def check_weights(model: MLP, weights: Mapping[str, NDArray[Any]], source: str) 
             raise DataError(f"{source}: {name} holds numbers that are masked")
         if not np.isfinite(array).all():
             raise DataError(f"{source}: {name} holds numbers that are not finite")
+        arrays[name] = array
     extra = [name for name in weights if name.startswith("layers.") and name not in parameter_shapes(model)]
     if extra:
         raise DataError(f"{source}: {extra[0]} is not a parameter of the model, which has {len(model.layers)} layers")
+    return arrays
 
 
 class ParameterLayout:

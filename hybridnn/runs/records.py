@@ -202,14 +202,14 @@ class RunSummary:
 class RunView(Callback):
     """A callback that shows a run; as a callback it is called on every rank, by its other methods on rank 0 only."""
 
-    def on_refused_table(self, settings: Settings) -> None:
+    def show_refused_table(self, settings: Settings) -> None:
         """Called before the error of a table with columns that cannot be used is raised."""
 
-    def on_header(self, header: RunHeader) -> None:
+    def show_header(self, header: RunHeader) -> None:
         """Called before the first step."""
 
-    def on_resume(self, checkpoint: Checkpoint, problems: Sequence[str]) -> None:
+    def show_resume(self, checkpoint: Checkpoint, problems: Sequence[str]) -> None:
         """Called after the header of a resumed run, with the damaged checkpoints that were skipped, a line each."""
 
-    def on_end(self, summary: RunSummary) -> None:
+    def show_summary(self, summary: RunSummary) -> None:
         """Called after the last epoch, when the run folder is complete."""

@@ -79,9 +79,9 @@ class RunReport(Callback):
             folder.append(self._predicted)
         for text in self._data.warnings:
             print(f"Warning: {text}", file=sys.stderr, flush=True)
-        self._view.on_header(header)
+        self._view.show_header(header)
         if resumed is not None:
-            self._view.on_resume(resumed.checkpoint, resumed.problems)
+            self._view.show_resume(resumed.checkpoint, resumed.problems)
 
     def on_train_batch_end(self, trainer: TrainedNetwork, record: StepRecord | EvaluationRecord) -> None:
         """Write the record of a step, or of an evaluation."""
@@ -133,7 +133,7 @@ class RunReport(Callback):
             from hybridnn.runs.run_files import read_run
 
             run = read_run(self._folder.path)
-            self._view.on_end(summary if run.untimed else replace(summary, shares=figures_of(run).shares.parts))
+            self._view.show_summary(summary if run.untimed else replace(summary, shares=figures_of(run).shares.parts))
 
     @property
     def _minibatches(self) -> int:

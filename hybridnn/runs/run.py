@@ -123,7 +123,7 @@ def _prepare(settings: Settings, view: RunView) -> tuple[Settings, PlacedData, T
             return settings.data.load(settings.model.task, settings.split_seed)
         except TableError:
             if grid.rank == 0:
-                view.on_refused_table(settings)
+                view.show_refused_table(settings)
             raise
 
     data = place_data(

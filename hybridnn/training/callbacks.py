@@ -1,4 +1,4 @@
-"""Callbacks for `Trainer.fit` that come with the library: early stopping, and the line that shows the progress."""
+"""Callbacks for `Trainer.fit`: early stopping, a learning rate that falls on a plateau, and the progress bar."""
 
 from __future__ import annotations
 
@@ -25,9 +25,45 @@ if TYPE_CHECKING:
 
 CELLS = 20  # of the bar in a terminal
 REFRESH_SECONDS = 0.1  # least time between two updates
+ADVICE_ON_MONITORS = {"mode": "the monitor says whether more is better", "start_from_epoch": "there is no such option"}
 
 
-class EarlyStopping(Callback):
+class _Monitor(Callback):
+    """Follows the best value of a monitor, and counts the evaluated epochs since then."""
+
+    def __init__(self, monitor: str, patience: int, min_delta: float) -> None:
+        if isinstance(monitor, str):
+            monitor = "train_loss" if monitor == "loss" else re.sub("^val_", "validation_", monitor)
+        self.monitor = require_choice("monitor", monitor, MONITORS)
+        self.patience = require_whole("patience", patience, 1)
+        self.min_delta = require_number("min_delta", min_delta, at_least=0)
+        self._begin()
+
+    def _begin(self) -> None:
+        self.best_epoch = self._without = 0
+        self.best = -inf * MONITORS[self.monitor]
+
+    def on_train_begin(self, trainer: TrainedNetwork) -> None:
+        """Forget an earlier training, and refuse one without the monitored value."""
+        if self.monitor != "train_loss" and not trainer.has_validation:
+            allowed = "the training has no such values: give fit validation samples, or monitor 'train_loss'"
+            raise SettingError("monitor", self.monitor, allowed)
+        self._begin()
+
+    def _is_better(self, record: EpochRecord) -> bool | None:
+        """Whether an epoch is the best one so far; None for one that was not evaluated."""
+        value = record.monitored(self.monitor)
+        if value is None:
+            return None
+        sign = MONITORS[self.monitor]
+        if not self.best_epoch or (isfinite(value) and sign * (value - self.best) > self.min_delta):
+            self.best, self.best_epoch, self._without = value, record.epoch, 0
+            return True
+        self._without += 1
+        return False
+
+
+class EarlyStopping(_Monitor):
     """Ends a training when a monitored value has not improved for some evaluated epochs.
 
     Parameters
@@ -54,7 +90,7 @@ class EarlyStopping(Callback):
         Epoch after which the training ended; 0 if it did not end early.
     """
 
-    @with_advice({"mode": "the monitor says whether more is better", "start_from_epoch": "there is no such option"})
+    @with_advice(ADVICE_ON_MONITORS)
     def __init__(
         self,
         monitor: str = "validation_loss",
@@ -63,41 +99,22 @@ class EarlyStopping(Callback):
         *,
         restore_best_weights: bool = True,
     ) -> None:
-        if isinstance(monitor, str):
-            monitor = "train_loss" if monitor == "loss" else re.sub("^val_", "validation_", monitor)
-        self.monitor = require_choice("monitor", monitor, MONITORS)
-        self.patience = require_whole("patience", patience, 1)
-        self.min_delta = require_number("min_delta", min_delta, at_least=0)
         self.restore_best_weights = require_type("restore_best_weights", restore_best_weights, bool)
-        self._begin()
+        super().__init__(monitor, patience, min_delta)
 
     def _begin(self) -> None:
-        self.best_epoch = self.stopped_epoch = self._without = 0
-        self.best = -inf * MONITORS[self.monitor]
+        super()._begin()
+        self.stopped_epoch = 0
         self._weights: dict[str, HostArray] | None = None
-
-    def on_train_begin(self, trainer: TrainedNetwork) -> None:
-        """Forget an earlier training, and refuse one without the monitored value."""
-        if self.monitor != "train_loss" and not trainer.has_validation:
-            allowed = "the training has no such values: give fit validation samples, or monitor 'train_loss'"
-            raise SettingError("monitor", self.monitor, allowed)
-        self._begin()
 
     def on_epoch_end(self, trainer: TrainedNetwork, record: EpochRecord) -> None:
         """Compare the epoch with the best one."""
-        value = record.monitored(self.monitor)
-        if value is None:
-            return
-        sign = MONITORS[self.monitor]
-        if not self.best_epoch or (isfinite(value) and sign * (value - self.best) > self.min_delta):
-            self.best, self.best_epoch, self._without = value, record.epoch, 0
-            if self.stopped_epoch:  # an epoch before, since the last drain of the pipeline
-                self.stopped_epoch, trainer.stop_training = 0, False
-            if self.restore_best_weights:
-                self._weights = trainer.weights()
-            return
-        self._without += 1
-        if self._without >= self.patience:
+        is_better = self._is_better(record)
+        if is_better and self.stopped_epoch:  # an epoch before, since the last drain of the pipeline
+            self.stopped_epoch, trainer.stop_training = 0, False
+        if is_better and self.restore_best_weights:
+            self._weights = trainer.weights()
+        if is_better is False and self._without >= self.patience:
             self.stopped_epoch, trainer.stop_training = record.epoch, True
 
     def on_train_end(self, trainer: TrainedNetwork) -> None:
@@ -105,6 +122,31 @@ class EarlyStopping(Callback):
         if self._weights is not None:
             trainer.load_weights(self._weights)
             self._weights = None
+
+
+class ReduceLROnPlateau(_Monitor):
+    """Multiplies the learning rate when a monitored value has not improved for some evaluated epochs.
+
+    Parameters
+    ----------
+    monitor, patience, min_delta
+        As in `EarlyStopping`; so are the attributes `best` and `best_epoch`.
+    factor : float
+        Of the rate, between 0 and 1; see `Trainer.set_learning_rate`.
+    """
+
+    @with_advice(ADVICE_ON_MONITORS)
+    def __init__(
+        self, monitor: str = "validation_loss", factor: float = 0.1, patience: int = 10, *, min_delta: float = 1e-4
+    ) -> None:
+        self.factor = require_number("factor", factor, above=0, below=1)
+        super().__init__(monitor, patience, min_delta)
+
+    def on_epoch_end(self, trainer: TrainedNetwork, record: EpochRecord) -> None:
+        """Compare the epoch with the best one."""
+        if self._is_better(record) is False and self._without >= self.patience:
+            self._without = 0
+            trainer.set_learning_rate(trainer.optimizer.lr * self.factor)
 
 
 def in_notebook() -> bool:

@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike
 
 from hybridnn.errors import SettingError
 from hybridnn.nn.learning_rates import Constant, LearningRateSchedule
-from hybridnn.nn.mlp import MLP
+from hybridnn.nn.mlp import MISSING, MLP
 from hybridnn.nn.optimizers import SGD, Optimizer
 from hybridnn.parallel.dense import MODEL_SPLITS
 from hybridnn.pipeline.layout import PARTITIONS
@@ -48,6 +48,7 @@ TRANSPORTS = ("auto", "staging", "mpi", "nccl")
 
 ADVICE: Mapping[str, str] = MappingProxyType(
     {
+        **MISSING,
         **dict.fromkeys(("loss", "activation", "residual", "initializer"), "give it to MLP"),
         **dict.fromkeys(("lr", "learning_rate"), "give it to the optimizer, as in Adam(lr=0.01)"),
         **dict.fromkeys(("momentum", "weight_decay"), "give it to the optimizer, as in SGD(momentum=0.5)"),
@@ -142,9 +143,9 @@ class TrainConfig:
     optimizer: Annotated[Optimizer, instance_of(Optimizer, "an optimizer, for example SGD(lr=0.1)")] = field(
         default_factory=SGD
     )
-    schedule: Annotated[LearningRateSchedule, Checked(_schedule, "a learning-rate schedule, for example Cosine()")] = (
-        field(default_factory=Constant)
-    )
+    schedule: Annotated[
+        LearningRateSchedule, Checked(_schedule, "a learning-rate schedule, for example Cosine() or LambdaLR(function)")
+    ] = field(default_factory=Constant)
     batch_size: Annotated[Count, "Samples of a minibatch, over all ranks."] = option("training", 100)
     shuffle: Annotated[bool, "Draw a new order of the samples every epoch."] = option("training", True)
     seed: Annotated[Seed, "Seed of the initial weights, the order and the splits of the samples."] = option(
@@ -194,8 +195,7 @@ class TrainConfig:
         "parallel", "columns"
     )
     overlap: Annotated[
-        AutoOrBool,
-        "Overlap communication with the backward pass; auto: between nodes and on GPUs, where it can pay.",
+        AutoOrBool, "Overlap communication with the backward pass; auto: between nodes and on GPUs, where it can pay."
     ] = option("parallel", "auto")
     shared_replicas: Annotated[
         AutoOrBool,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial, wraps
+from dataclasses import replace
+from functools import partial, reduce, wraps
+from inspect import signature
 from math import sqrt
 from threading import RLock
 from types import MappingProxyType
@@ -44,6 +46,7 @@ OTHER_METHODS: Mapping[str, str] = MappingProxyType(
         "score": "did you mean evaluate?",
         "train": "did you mean fit?",
         "compile": "Trainer(model, optimizer) is ready to fit",
+        **dict.fromkeys(("lr", "learning_rate"), "optimizer.lr is the rate, and set_learning_rate changes it"),
     }
 )
 """What to call in place of methods that other libraries have."""
@@ -51,6 +54,11 @@ OTHER_METHODS: Mapping[str, str] = MappingProxyType(
 FIXED = frozenset((*OPTIONS, "model", "optimizer", "schedule"))
 MADE = frozenset(("config", "grid", "engine", "layout", "device", "threads"))
 """Attributes that are set once, by the constructor."""
+STATE = ("history", "stop_training", "has_validation", "last_epoch", "last_step", "end_watch")
+"""Attributes that can be set later."""
+
+OTHER_HOOKS = (("start", "begin"), ("on_batch", "on_train_batch"), ("train_epoch", "epoch"), ("fit", "train"))
+"""Words in the hooks of Keras and Lightning, and ours."""
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -124,10 +132,26 @@ class TrainedNetwork:
         raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}" + (f": {hint}" if hint else ""))
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Set an attribute that does not describe the training: `AttributeError` for those that do."""
+        """Set an attribute: `AttributeError` for those that describe the training, and for unknown ones."""
         if name in FIXED or (name in MADE and name in self.__dict__):
             raise AttributeError(f"{name} is fixed; make another {type(self).__name__} for {name}={value!r}")
+        if not (name.startswith("_") or name in MADE or name in STATE or hasattr(type(self), name)):
+            hint = (
+                OTHER_METHODS.get(name)
+                or nearest(name, STATE)
+                or f"{', '.join(STATE[:2])} and names that begin with _ can be set"
+            )
+            raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}: {hint}")
         super().__setattr__(name, value)
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Train with another base learning rate; call it on every rank.
+
+        In a callback of `fit` it takes effect in the next epoch, or after the next drain of the pipeline. The state of
+        the optimizer stays. Raises `SettingError` for a rate that is not above 0.
+        """
+        optimizer = replace(self.optimizer, lr=lr)  # type: ignore[type-var]  # every optimizer is a dataclass
+        self.__dict__["config"] = replace(self.config, optimizer=optimizer)
 
     def __getstate__(self) -> NoReturn:
         how = "save weights(), and give them to load_weights() or to initial_weights of another one"
@@ -199,13 +223,13 @@ class TrainedNetwork:
         }
 
     @collective
-    def load_weights(self, weights: Mapping[str, HostArray], *, reset_optimizer: bool = False) -> None:
+    def load_weights(self, weights: Mapping[str, Any], *, reset_optimizer: bool = False) -> None:
         """Set the weights from global arrays, which must be the same on every rank.
 
         Parameters
         ----------
         weights : mapping
-            As returned by `weights`.
+            As returned by `weights`; also tensors of PyTorch.
         reset_optimizer : bool
             Begin the training anew: with the optimizer state of a new trainer, at step 0 of epoch 1, with an empty
             history and for data of any task. By default only the weights change.
@@ -221,7 +245,7 @@ class TrainedNetwork:
             self._require_replaceable("load_weights(weights, reset_optimizer=True)")
         else:
             self._state.require_complete_step()
-        agree(self.grid.world, lambda: check_weights(self.model, weights, "initial weights"))
+        weights = agree(self.grid.world, lambda: check_weights(self.model, weights, "initial weights"))
         self._require_same_arrays("initial weights", {name: weights[name] for name in parameter_shapes(self.model)})
         self.engine.load(weights)
         if reset_optimizer:
@@ -306,7 +330,25 @@ class Callback:
     equal on all ranks, but for the times of the rank. ``trainer.stop_training = True`` ends the training after the
     epoch, on all ranks if one of them sets it. With `drain_every` they are called when the pipeline has drained, for
     one epoch after the other, and the value after the last of these epochs counts.
+
+    Another method ``on_…``, or the argument `logs` of Keras, is a `TypeError`.
     """
+
+    if TYPE_CHECKING:  # overriding them is an error for type checkers too
+        on_batch_begin: None
+        on_batch_end: None
+        on_epoch_start: None
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        hooks = [name for name in vars(Callback) if name.startswith("on_")]
+        for name, hook in vars(cls).items():
+            if name.startswith("on_") and name not in hooks and callable(hook):
+                ours = reduce(lambda text, words: text.replace(*words), OTHER_HOOKS, name)
+                raise TypeError(f"{cls.__name__}.{name} is no hook: {nearest(ours, hooks) or ', '.join(hooks)}")
+            if name in hooks and "logs" in signature(hook).parameters:
+                arguments = ", ".join(signature(getattr(Callback, name)).parameters)
+                raise TypeError(f"{cls.__name__}.{name} does not have the arguments of Keras, but ({arguments})")
 
     def on_train_begin(self, trainer: TrainedNetwork) -> None:
         """Called before the first epoch of `fit`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from math import ceil, nan
 from numbers import Real
 from types import MappingProxyType
@@ -151,15 +151,6 @@ class Trainer(TrainedNetwork):
 
     def __repr__(self) -> str:
         return f"<Trainer of {self.model!r} with {self.optimizer!r} on {self.grid!r}, step {self.step}>"
-
-    def set_learning_rate(self, lr: float) -> None:
-        """Train with another base learning rate; call it on every rank.
-
-        In a callback of `fit` it takes effect in the next epoch, or after the next drain of the pipeline. The state of
-        the optimizer stays. Raises `SettingError` for a rate that is not above 0.
-        """
-        optimizer = replace(self.optimizer, lr=lr)  # type: ignore[type-var]  # every optimizer is a dataclass
-        self.__dict__["config"] = replace(self.config, optimizer=optimizer)
 
     @with_advice(ADVICE_ON_FIT)
     @collective

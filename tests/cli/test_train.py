@@ -66,7 +66,7 @@ def _epoch(epoch: int, accuracy: float | None = 0.5, **changes: float | None) ->
 def _play(view: TrainView, epochs: list[EpochRecord], part: str = "test") -> None:
     trainer: Any = SimpleNamespace(last_epoch=len(epochs), last_step=15 * len(epochs))
     with closing(view):
-        view.on_header(HEADER)
+        view.show_header(HEADER)
         for record in epochs:
             view.on_epoch_begin(trainer, record.epoch)
             view.on_train_batch_end(
@@ -76,7 +76,7 @@ def _play(view: TrainView, epochs: list[EpochRecord], part: str = "test") -> Non
         accuracy = epochs[-1].validation_accuracy
         parts = {"compute": 0.75, "communicate": 0.25}
         summary = RunSummary("runs/[odd] name", epochs, 12.5, "test accuracy", accuracy, 30, evaluated=part)
-        view.on_end(replace(summary, shares=parts))
+        view.show_summary(replace(summary, shares=parts))
 
 
 def test_text_shows_header_epochs_and_summary(capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +110,7 @@ def test_a_faster_layout_stands_in_the_header_of_parallel_ranks(capsys: pytest.C
         (replace(advised, in_process=True), False, False),
         (replace(advised, layout_advice=""), False, False),
     ):
-        TrainView(quiet=quiet).on_header(header)
+        TrainView(quiet=quiet).show_header(header)
         assert ("layout " in capsys.readouterr().out) == shown
 
 
@@ -128,8 +128,8 @@ def test_idle_time_of_a_pipeline_is_its_bubble_and_waiting(capsys: pytest.Captur
     texts = []
     for header in (two_stages, HEADER):
         view = TrainView(quiet=True)
-        view.on_header(header)
-        view.on_end(summary)
+        view.show_header(header)
+        view.show_summary(summary)
         texts.append(capsys.readouterr().out)
     rows = [line.split() for line in texts[0].splitlines() if line.startswith("     ")]
     # One minibatch on two stages: half of the time is the bubble of the schedule.
@@ -138,7 +138,7 @@ def test_idle_time_of_a_pipeline_is_its_bubble_and_waiting(capsys: pytest.Captur
         ["1.000", "1.000", "3.000", "1.000"],
     ]
     assert "bubble" not in texts[1]
-    TrainView(as_json=True).on_end(summary)
+    TrainView(as_json=True).show_summary(summary)
     assert json.loads(capsys.readouterr().out)["waiting_seconds"] == 6.5
 
 
@@ -158,7 +158,7 @@ CROWDED = "cores 4 ranks of 1 thread share 2 cores of a node and take turns: the
     ],
 )
 def test_header_has_lines_where_there_is_something_to_say(capsys, changes, line) -> None:
-    TrainView().on_header(replace(HEADER, **changes))
+    TrainView().show_header(replace(HEADER, **changes))
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert line is None or line in lines
     assert any(shown.startswith("cores") for shown in lines) == (line == CROWDED)
@@ -197,13 +197,13 @@ def test_the_best_epoch_is_that_of_the_monitor(capsys: pytest.CaptureFixture[str
     summary = RunSummary(
         "run", epochs, 1.0, "test accuracy", 0.5, 60, weights_epoch=3, evaluated="validation", monitor=monitor
     )
-    TrainView(quiet=True).on_end(summary)
+    TrainView(quiet=True).show_summary(summary)
     assert "validation_roc_auc  best 0.8125 in epoch 3\n" in capsys.readouterr().out
-    TrainView(as_json=True).on_end(summary)
+    TrainView(as_json=True).show_summary(summary)
     result = json.loads(capsys.readouterr().out)
     assert (result["monitor"], result["best_metric"], result["best_epoch"]) == (monitor, 0.8125, 3)
     loss = replace(summary, monitor="validation_loss")
-    TrainView(quiet=True).on_end(loss)
+    TrainView(quiet=True).show_summary(loss)
     assert "validation_loss  best 0.2750 in epoch 4\n" in capsys.readouterr().out
 
 

@@ -4,29 +4,27 @@ import copy
 import importlib
 import pickle
 import sys
-from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import sklearn.neural_network as sk
 from joblib import Parallel, delayed
 from joblib.externals.loky import ProcessPoolExecutor
 from mpi4py import MPI
 from sklearn.base import clone
 from sklearn.datasets import load_iris
 from sklearn.exceptions import ConvergenceWarning, NotFittedError
-from sklearn.metrics import log_loss, r2_score
-from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
+from sklearn.metrics import log_loss
+from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
-from sklearn.utils import check_random_state
 from sklearn.utils.estimator_checks import check_estimator
 
 from hybridnn.errors import DataError, EnvironmentProblem, HybridnnError, NonFiniteLossError, SettingError
-from hybridnn.sklearn import MLPClassifier, MLPRegressor
+from hybridnn.sklearn import MLPClassifier, MLPRegressor, _Stopping
 from reference import network as net
-from reference import serial
 from reference.cases import assert_arrays_close, assert_arrays_same
 
 IRIS = load_iris(return_X_y=True)
@@ -45,33 +43,10 @@ def regression(samples: int = 60) -> tuple[Any, Any]:
 @pytest.mark.parametrize("kind", [MLPClassifier, MLPRegressor])
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
 def test_the_checks_of_scikit_learn_pass(kind: Any) -> None:
-    outcomes = check_estimator(kind((16,), learning_rate_init=0.02, max_iter=30), on_fail=None)
+    outcomes = check_estimator(kind(hidden_layer_sizes=16, learning_rate_init=0.02, max_iter=30), on_fail=None)
     assert len(outcomes) > 40
     wrong = {item["check_name"]: item["exception"] for item in outcomes if item["status"] not in ("passed", "skipped")}
     assert wrong == {}
-
-
-def seed_of(estimator: Any) -> int:
-    return int(check_random_state(estimator.random_state).randint(2**31 - 1))
-
-
-@pytest.mark.parametrize("ranks", [None, 1, 4])
-@pytest.mark.parametrize("solver", ["sgd", "adam"])
-def test_fit_is_the_serial_training_by_definition(solver: str, ranks: int | None) -> None:
-    x, y = regression()
-    settings: dict[str, Any] = {"learning_rate_init": 0.01, "momentum": 0.8, "nesterovs_momentum": False, "tol": 0.0}
-    axes = {} if ranks != 4 else {"batch": 2, "model": 2}
-    found = MLPRegressor((7, 5), "tanh", solver=solver, ranks=ranks, **settings, **axes, **SHORT).fit(x, y)
-    rule = serial.SGD(0.01, 0.8) if solver == "sgd" else serial.Adam(0.01)
-    plan = serial.Plan(rule, epochs=4, batch_size=30, seed=seed_of(found))
-    expected = serial.train(net.Network((3, 7, 5, 2), "tanh"), plan, x, y)
-    assert_arrays_close(found.weights_, expected.weights, "weights")
-    np.testing.assert_allclose(found.loss_curve_, expected.epoch_losses, rtol=1e-12)
-    outputs, _ = net.forward(net.Network((3, 7, 5, 2), "tanh"), expected.weights, x)
-    np.testing.assert_allclose(found.predict(x), outputs, rtol=0, atol=1e-12)
-    assert found.score(x, y) == pytest.approx(r2_score(y, outputs))
-    assert [array.shape for array in found.coefs_] == [(3, 7), (7, 5), (5, 2)]
-    assert [array.shape for array in found.intercepts_] == [(7,), (5,), (2,)]
 
 
 @pytest.mark.parametrize("pipeline", [1, 2])
@@ -203,7 +178,7 @@ def test_copies_predict_and_go_on(copied: Any, ranks: int | None) -> None:
     found = MLPClassifier(**QUICK, ranks=ranks).fit(*IRIS)
     other = copied(found)
     np.testing.assert_array_equal(other.predict_proba(IRIS[0]), found.predict_proba(IRIS[0]))
-    assert other.partial_fit(*IRIS).n_iter_ == found.n_iter_ + 1
+    assert len(other.partial_fit(*IRIS).loss_curve_) == len(found.loss_curve_) + 1
     assert not np.array_equal(other.coefs_[0], found.coefs_[0])
 
 
@@ -262,8 +237,14 @@ def test_parameters_set_between_partial_fits_take_effect_or_are_refused(ranks: i
 @pytest.mark.in_process(ranks=[1, 2])
 def test_a_learning_rate_set_between_partial_fits_keeps_the_state_of_the_optimizer(comm: MPI.Intracomm) -> None:
     x, y = regression()
-    settings: dict[str, Any] = {"momentum": 0.5, "nesterovs_momentum": False, "batch_size": 60, "random_state": 3}
-    found = MLPRegressor((8,), solver="sgd", **settings)
+    settings = {
+        "momentum": 0.5,
+        "nesterovs_momentum": False,
+        "batch_size": 60,
+        "random_state": 3,
+        "initializer": "auto",
+    }
+    found = MLPRegressor(hidden_layer_sizes=8, solver="sgd", **settings)
     weights = [
         found.set_params(learning_rate_init=rate).partial_fit(x, y).coefs_[0] for rate in (1e-12, 1e-6, 1e-6, 2e-6)
     ]
@@ -275,7 +256,7 @@ def test_a_learning_rate_set_between_partial_fits_keeps_the_state_of_the_optimiz
 @pytest.mark.in_process(ranks=[1, 2])
 def test_partial_fit_after_an_exception_goes_on_from_the_weights_before(comm: MPI.Intracomm) -> None:
     x, y = regression()
-    found = MLPRegressor((8,), solver="sgd", batch_size=20, random_state=3).partial_fit(x, y)
+    found = MLPRegressor(hidden_layer_sizes=8, solver="sgd", batch_size=20, random_state=3).partial_fit(x, y)
     before = copy.deepcopy(found)
     with pytest.raises(NonFiniteLossError):
         found.partial_fit(1e18 * x, 1e18 * y)
@@ -307,14 +288,31 @@ def test_a_search_of_many_fits_warns_once_at_its_line() -> None:
     ]
 
 
-def test_early_stopping_ends_with_the_best_weights_for_the_validation_part() -> None:
-    settings: dict[str, Any] = {"learning_rate_init": 0.05, "batch_size": 15, "n_iter_no_change": 4, "random_state": 1}
-    found = MLPClassifier((16,), early_stopping=True, validation_fraction=0.3, **settings).fit(*IRIS)
-    assert 4 < found.n_iter_ < 200
-    assert len(found.validation_scores_) == found.n_iter_
-    assert max(found.validation_scores_[-4:]) <= max(found.validation_scores_[:-4]) + found.tol
-    validation = train_test_split(*IRIS, test_size=0.3, random_state=seed_of(found), stratify=IRIS[1])[1::2]
-    assert found.score(*validation) == max(found.validation_scores_) > found.validation_scores_[-1]
+ATTRIBUTES = ("n_iter_", "loss_", "best_loss_", "best_validation_score_", "validation_scores_", "loss_curve_")
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("task", ["classes", "one output", "two outputs"])
+def test_a_training_is_that_of_scikit_learn(task: str, dtype: Any) -> None:
+    x, y = IRIS if task == "classes" else regression(200)
+    x, y = x.astype(dtype), y[:, 0] if task == "one output" else y
+    kind, other = (MLPClassifier, sk.MLPClassifier) if task == "classes" else (MLPRegressor, sk.MLPRegressor)
+    found, expected = kind(max_iter=300, shuffle=False), other(max_iter=300, shuffle=False, alpha=0)
+    rounded: dict[str, Any] = {"rtol": 1e-3, "atol": 1e-4} if dtype == np.float32 else {"rtol": 1e-9, "atol": 1e-12}
+    settings = {"solver": "sgd", "hidden_layer_sizes": (8, 5), "random_state": 7}
+    for early, activation, rate in [(True, "relu", 0.02), (False, "logistic", 0.1), (False, "tanh", 1e-300)]:
+        how = {**settings, "early_stopping": early, "activation": activation, "learning_rate_init": rate}
+        for estimator in (found, expected):
+            estimator.set_params(**how).fit(x, y)
+        for name in ATTRIBUTES:  # also those that a former fit had
+            ours, theirs = getattr(found, name), getattr(expected, name)
+            assert (ours is None) == (theirs is None), name
+            if ours is not None:
+                np.testing.assert_allclose(ours, theirs, **rounded)
+        np.testing.assert_allclose(found.predict(x), expected.predict(x), **rounded)
+    for ours, theirs in zip(found.coefs_ + found.intercepts_, expected.coefs_ + expected.intercepts_, strict=True):
+        np.testing.assert_array_equal(ours, theirs)  # the initial ones, which this rate did not change
+        assert ours.dtype == dtype
 
 
 def test_a_training_that_does_not_converge_warns_and_one_that_does_ends() -> None:
@@ -323,23 +321,24 @@ def test_a_training_that_does_not_converge_warns_and_one_that_does_ends() -> Non
     assert MLPClassifier(learning_rate_init=1e-9, n_iter_no_change=2).fit(*IRIS).n_iter_ == 4
 
 
-def stopped_by_the_rule(losses: Sequence[float], tol: float, most: int) -> int:
-    """The epoch after which scikit-learn ends a training with this curve of losses, or of scores with other signs."""
-    best, without = np.inf, 0
-    for epoch, loss in enumerate(losses, 1):
-        without = without + 1 if loss > best - tol else 0
-        best = min(best, loss)
-        if without > most:
-            return epoch
-    return 0
-
-
 @pytest.mark.parametrize("early_stopping", [False, True])
-def test_a_training_ends_by_the_rule_of_scikit_learn(early_stopping: bool) -> None:
-    settings: dict[str, Any] = {"learning_rate_init": 0.02, "tol": 1e-3, "n_iter_no_change": 5, "random_state": 0}
-    found = MLPClassifier((16,), max_iter=500, early_stopping=early_stopping, **settings).fit(*IRIS)
-    curve = [-score for score in found.validation_scores_] if early_stopping else found.loss_curve_
-    assert stopped_by_the_rule(curve, 1e-3, 5) == found.n_iter_ > 7
+def test_on_one_curve_both_stop_after_the_same_epoch(early_stopping: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monitor = "validation_accuracy" if early_stopping else "train_loss"
+    theirs = sk.MLPRegressor(early_stopping=early_stopping, tol=0.1)
+    curves = np.random.default_rng(0).integers(0, 10, (200, 40)) / 10  # some values are 0.1 apart, but for rounding
+    for curve in curves:
+        ours = _Stopping(monitor, 3, 0.1)
+        theirs._random_state = np.random.RandomState(0)
+        theirs._initialize(np.ones((1, 1)), [1, 1], np.float64)
+        for epoch, value in enumerate(curve.tolist(), 1):
+            record = SimpleNamespace(epoch=epoch, train_loss=value, monitored=lambda name, value=value: value)
+            ours.on_epoch_end(trainer := SimpleNamespace(stop_training=False, weights=dict), record)
+            theirs.loss_curve_.append(value)
+            monkeypatch.setattr(theirs, "_score", lambda *_, value=value, **__: value)
+            theirs._update_no_improvement_count(early_stopping, None, None, None)
+            assert trainer.stop_training == (theirs._no_improvement_count > 3)
+            if trainer.stop_training:
+                break
 
 
 @pytest.mark.parametrize(
@@ -350,7 +349,10 @@ def test_a_training_ends_by_the_rule_of_scikit_learn(early_stopping: bool) -> No
         ({"activation": "step"}, IRIS[1], "activation"),
         ({"ranks": 3, "model": 2}, IRIS[1], "grid"),
         ({}, IRIS[1] + 0.5, "Unknown label type: continuous"),
-        ({"early_stopping": True}, np.arange(150), "least populated"),
+        ({"early_stopping": True}, np.arange(150) == 0, "least populated"),
+        ({"early_stopping": True, "validation_fraction": 0}, IRIS[1], "validation_fraction = 0: must be a number, gre"),
+        ({"early_stopping": True, "validation_fraction": 0.001}, IRIS[1], "the validation part has 1 sample"),
+        ({"initializer": "uniform"}, IRIS[1], "initializer"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:The number of unique classes")
@@ -359,9 +361,13 @@ def test_wrong_input_is_refused(settings: dict[str, Any], y: Any, message: str) 
         MLPClassifier(**settings).fit(IRIS[0], y)
 
 
-def test_classes_of_partial_fit() -> None:
+def test_first_parameter_and_classes_of_partial_fit() -> None:
     with pytest.raises(ValueError, match="classes must be passed"):
         MLPClassifier().partial_fit(*IRIS)
+    with pytest.raises(ValueError, match="does not support early_stopping"):
+        MLPClassifier(early_stopping=True).partial_fit(*IRIS, classes=[0, 1, 2])
+    with pytest.raises(SettingError, match="loss = 8: must be 'squared_error'"):
+        MLPRegressor(8).fit(*IRIS)
     found = MLPClassifier(**QUICK).partial_fit(IRIS[0], IRIS[1], classes=[0, 1, 2])
     with pytest.raises(ValueError, match="has the class"):
         found.partial_fit(IRIS[0], IRIS[1] + 1)

@@ -1,7 +1,7 @@
 """A callback that is made of functions."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hybridnn import Callback
@@ -13,10 +13,10 @@ from hybridnn.training.trained_network import TrainedNetwork
 class Calling(Callback):
     """Calls a function with each record, and one that may end the training with each position between steps."""
 
-    on_step: Callable[[StepRecord], Any] = lambda record: None
-    on_epoch: Callable[[EpochRecord], Any] = lambda record: None
-    on_evaluated: Callable[[EvaluationRecord], Any] = lambda record: None
-    should_stop: Callable[[StepPosition], Any] = lambda reached: None
+    on_step: Callable[[StepRecord], Any] = field(default=lambda record: None)
+    on_epoch: Callable[[EpochRecord], Any] = field(default=lambda record: None)
+    on_evaluated: Callable[[EvaluationRecord], Any] = field(default=lambda record: None)
+    should_stop: Callable[[StepPosition], Any] = field(default=lambda reached: None)
 
     def on_train_batch_end(self, trainer: TrainedNetwork, record: StepRecord) -> None:
         self.on_step(record)

@@ -195,7 +195,7 @@ class _Header(RunView):
 
     header: RunHeader | None = None
 
-    def on_header(self, header: RunHeader) -> None:
+    def show_header(self, header: RunHeader) -> None:
         self.header = header
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hybridnn import MLP, SGD, Callback, EarlyStopping, ProcessGrid, Trainer
+from hybridnn import MLP, SGD, Callback, EarlyStopping, LambdaLR, ProcessGrid, ReduceLROnPlateau, Trainer
 from hybridnn.errors import HybridnnError, SettingError
 from reference.cases import assert_arrays_close, assert_arrays_same
 
@@ -159,3 +159,52 @@ def test_early_stopping_without_its_value_is_refused() -> None:
     with pytest.raises(SettingError, match="give fit validation samples"):
         trainer.fit(*noisy(0), epochs=2, callbacks=[EarlyStopping()])
     assert trainer.step == 0
+
+
+@pytest.mark.in_process(ranks=[1, 2])
+def test_the_rate_falls_on_a_plateau_and_is_a_function_of_the_step(comm: MPI.Intracomm) -> None:
+    trainer = make(ProcessGrid(comm, batch=comm.size), log_every=1, schedule=LambdaLR(lambda step: 1 / (step + 1)))
+    plateau = ReduceLROnPlateau("loss", factor=0.5, patience=2, min_delta=100)
+    history = trainer.fit(*noisy(0), epochs=6, callbacks=[plateau])
+    base = np.repeat([0.1, 0.1, 0.1, 0.05, 0.05, 0.025], 4)  # the first epoch is the best, and later ones gain nothing
+    np.testing.assert_allclose([record.learning_rate for record in history.steps], base / np.arange(1, 25))
+    assert plateau.best_epoch == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "hook", "message"),
+    [
+        ("on_batch_end", lambda self, trainer, record: None, "did you mean on_train_batch_end?"),
+        ("on_train_start", lambda self, trainer: None, "did you mean on_train_begin?"),
+        ("on_fit_end", lambda self, trainer: None, "did you mean on_train_end?"),
+        ("on_epok_end", lambda self, trainer, record: None, "did you mean on_epoch_end?"),
+        ("on_epoch_end", lambda self, epoch, logs=None: None, r"Keras, but \(self, trainer, record\)"),
+    ],
+)
+def test_hooks_that_do_not_exist_are_refused_with_the_right_name(name: str, hook: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        type("Own", (Callback,), {name: hook})
+
+
+def test_attributes_that_do_not_exist_cannot_be_set() -> None:
+    trainer = make(ProcessGrid())
+    for name, advice in {"stop_trainin": "did you mean stop_training", "lr": "set_learning_rate changes it"}.items():
+        with pytest.raises(AttributeError, match=f"a Trainer has no attribute '{name}': .*{advice}"):
+            setattr(trainer, name, True)
+    trainer.stop_training, trainer._own = True, 1
+    for wrong in (
+        lambda: LambdaLR(5),
+        lambda: make(ProcessGrid(), schedule=LambdaLR(lambda _: -1)).fit(*noisy(0), epochs=1),
+    ):
+        with pytest.raises(SettingError, match="function"):
+            wrong()
+
+
+def test_tensors_of_pytorch_are_weights() -> None:
+    torch = pytest.importorskip("torch")
+    trainer = make(ProcessGrid(), seed=1)
+    tensors = {name: torch.nn.Parameter(torch.tensor(array)) for name, array in trainer.weights().items()}
+    other = make(ProcessGrid(), initial_weights=tensors)
+    assert_arrays_same(other.weights(), trainer.weights())
+    other.load_weights({name: tensor.bfloat16() for name, tensor in tensors.items()})
+    assert_arrays_close(other.weights(), trainer.weights(), "rounded", 0.01)

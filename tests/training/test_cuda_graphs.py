@@ -195,7 +195,7 @@ def test_no_graphs_without_a_connection(comm: MPI.Intracomm) -> None:
 def test_graphs_are_destroyed_first_without_an_explicit_end(comm: MPI.Intracomm, way: str) -> None:
     trainer, cupy = recorded(comm)
     if way == "in a cycle":
-        trainer.itself = trainer
+        trainer._itself = trainer
     del trainer
     gc.collect()
     assert cupy.ended == ["graph", "graph", "aborted connection"]

@@ -111,7 +111,7 @@ def grid(number):
     ProcessGrid(model=WORLD.size)
 
 def estimator(number):
-    MLPRegressor((4,), max_iter=1).fit(X, Y[:, 0])
+    MLPRegressor(hidden_layer_sizes=4, max_iter=1).fit(X, Y[:, 0])
 
 def writer(number):
     made = train()
