@@ -17,6 +17,7 @@ from hybridnn.nn.mlp import MLP
 from hybridnn.nn.optimizers import SGD
 from hybridnn_papers.formulas import best_grid
 from reference.command_line import Run, error_line
+from reference.pages import ROOT
 
 
 @pytest.fixture
@@ -148,3 +149,27 @@ def test_without_a_paper_the_papers_are_listed(run: Run) -> None:
     code, text, _ = run()
     assert code == 0
     assert all(name in text for name in ("laugier", "kang", "chen", "book", "map"))
+
+
+TABLE_1 = """
+data = {name = "synthetic", synthetic = {task = "classification", inputs = 1024, outputs = 10}}
+model.hidden = [1024, 1024, 1024, 1024, 1024, 1024, 1024, 1024, 1024, 1024, 1024]
+training = {batch_size = 128, drain_every = 10}
+parallel.partition = "uniform"
+"""
+
+
+def test_simulated_speeds_of_table_1_are_those_of_the_page(run_hybridnn: Run) -> None:
+    Path("table-1.toml").write_text(TABLE_1)
+    seconds = {}
+    for method in ("sequential", "ddg", "fr", "pipedream"):
+        for stages in (3, 4):
+            settings = {"pipeline": stages, "method": method, "barriers": str(method in ("ddg", "fr")).lower()}
+            options = [part for name, value in settings.items() for part in ("--set", f"parallel.{name}={value}")]
+            place = ("--machine", "cluster-1024", "--ranks", str(stages), "--format", "json")
+            out = run_hybridnn("simulate", "table-1.toml", *place, *options)[1]
+            seconds[method, stages] = json.loads(out)["seconds_per_step"]
+    page = " ".join((ROOT / "papers" / "docs" / "kang-2019.md").read_text(encoding="utf-8").split())
+    for method in ("ddg", "fr", "pipedream"):
+        ratios = (f"{seconds['sequential', stages] / seconds[method, stages]:.2f}" for stages in (3, 4))
+        assert " and ".join(ratios) in page
