@@ -17,7 +17,7 @@ from hybridnn.utils.text import NAMES_SHOWN, column_list, counted, printable, sh
 from .dataset import Dataset
 from .loaders import LOSS_DECIDES, label_warning, user_arrays
 from .rows import ArrayRows, Task, constant_targets
-from .table_encoding import TARGET_ADVICE, Column, Floats, Kind, TableEncoding, number_block, read_columns
+from .table_encoding import TARGET_ADVICE, Column, Floats, Kind, TableEncoding, read_columns
 from .table_file import NUMBER, Table, TableOptions, as_names, named_frame, read_table, require_columns
 
 if TYPE_CHECKING:
@@ -101,12 +101,7 @@ def examine(table: Table, called: str, targets: Sequence[str], inputs: Sequence[
     frame, options, parsed = table.frame, table.options, table.options.csv.get("parse_dates", ())
     columns = _input_columns(table, called, targets, inputs, parsed)
     stated: dict[str, Kind] = {**dict.fromkeys(parsed, "date"), **dict.fromkeys(options.text_columns, "text")}
-    dtypes = dict(zip(frame.columns, (dtype.kind for dtype in frame.dtypes), strict=True))
-    plain = [name for name in columns if dtypes[name] in "iuf" and name not in stated]
-    others = dict.fromkeys([*columns, *targets]).keys() - {*plain}
-    block = number_block(frame, frame.columns.get_indexer(plain))
-    places = np.sort(frame.columns.get_indexer(list(others)))
-    found = {column.name: column for column in read_columns(frame, places, options.csv, called, stated)}
+    plain, block, found = read_columns(frame, [*columns, *targets], options.csv, called, stated, targets)
     features, outputs = [found[name] for name in columns if name in found], [found[name] for name in targets]
     problems = _grouped_points(table, plain, block, outputs)
     problems += [problem for column in features if (problem := _input_problem(column, options))]
@@ -119,9 +114,9 @@ def examine(table: Table, called: str, targets: Sequence[str], inputs: Sequence[
         is_left_out = "drop" in (options.missing, options.missing_targets if is_target else "")
         if missing.all() or not (is_left_out or (options.missing == "mean" and not is_target)):
             problems.append(_gap(name, missing, is_text=is_text and has_words, is_target=is_target))
-    classes, wrong = _fit_classes(outputs, dtypes[targets[0]], task, options) if targets else ((), [])
+    classes, wrong = _fit_classes(outputs, frame[targets[0]].dtype.kind, task, options) if targets else ((), [])
     first = str(frame.columns[0])
-    may_be_id = dtypes[first] in "iu" if first in columns else first not in targets
+    may_be_id = frame.dtypes.iloc[0].kind in "iu" if first in columns else first not in targets
     encoding = TableEncoding(
         tuple(columns),
         tuple(targets),
