@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
+from itertools import compress
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -22,8 +23,10 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 Kind = Literal["number", "truth", "date", "text"]
+Names = Sequence[str]
+Texts = Mapping[str, Sequence[str]]
 ISO_DATE = re.compile(r"\d{4}-\d\d-\d\d([T ]\d\d:\d\d(:\d\d(\.\d{1,6})?)?(Z|[+-]\d\d:?\d\d)?)?")
-DAY_FIRST = re.compile(r"(\d\d?)([./-])(\d\d?)\2(\d{4})( \d\d:\d\d(:\d\d)?)?")  # 31.12.2026
+DAY_FIRST = re.compile(r"^(\d\d?)([./-])(\d\d?)\2(\d{4})\b")  # 31.12.2026
 ISO = "ISO8601"  # for pandas, the form of such dates
 CELLS_SHOWN = 5  # texts of odd cells in a message
 TARGET_ADVICE = 'only inputs can be filled in; set data.missing_targets to "drop" to leave out these rows'
@@ -64,22 +67,23 @@ class Column(NamedTuple):
         return ", ".join(shown) + f" and {len(texts) - CELLS_SHOWN:,} more" * (len(texts) > CELLS_SHOWN)
 
 
-def number_block(table: DataFrame, places: NDArray[np.intp]) -> Floats:
-    """The columns of numbers at these places, shape (rows, columns), with NaN for missing values."""
-    block: Floats = table.iloc[:, places].to_numpy(np.float64, na_value=np.nan)
-    return block
-
-
 def read_columns(
-    table: DataFrame, places: NDArray[np.intp], csv: Csv, called: str, kinds: Mapping[str, Kind]
-) -> Iterator[Column]:
-    """The columns at these places; `kinds` states what some are, and all cells of a column decide of others.
+    table: DataFrame, names: Names, csv: Csv, called: str, kinds: Mapping[str, Kind], targets: Names = ()
+) -> tuple[list[str], Floats, dict[str, Column]]:
+    """The names and values, shape (rows, columns), of columns that pandas read as numbers, and the other columns.
+
+    `kinds` states what some columns are, and all cells of a column decide of others. Targets are among the others.
 
     Raises `DataError` for cells that are no texts and cannot be compared.
     """
     import pandas
 
-    chosen = table.iloc[:, places]
+    places, columns = table.columns.get_indexer(list(names)), dict[str, Column]()
+    are_numbers = np.array([dtype.kind in "iuf" for dtype in table.dtypes], bool)[places]
+    are_free = [kinds.get(name, "number") == "number" and name not in targets for name in names]
+    is_plain = are_numbers & np.array(are_free, bool)
+    numbers = table.iloc[:, places[is_plain]].to_numpy(np.float64, na_value=np.nan)
+    chosen = table.iloc[:, places[~is_plain]]
     block = chosen.astype(object).to_numpy()
     for place, (name, dtype) in enumerate(chosen.dtypes.items()):
         try:
@@ -90,8 +94,10 @@ def read_columns(
         texts = tuple(dict.fromkeys(filter(None, stripped)))
         place_of = {text: number for number, text in enumerate(texts)} | {"": -1}
         kind = kinds.get(name, "text" if isinstance(dtype, pandas.CategoricalDtype) else None)
-        kind, numbers = _decided(name, texts, csv, kind)
-        yield Column(name, kind, np.array([*map(place_of.__getitem__, stripped), -1], np.int64)[codes], texts, numbers)
+        places_of_texts = np.array([*map(place_of.__getitem__, stripped), -1], np.int64)
+        kind, values = _decided(name, texts, csv, kind)
+        columns[name] = Column(name, kind, places_of_texts[codes], texts, values)
+    return list(compress(names, is_plain)), numbers, columns
 
 
 def _cell_text(cell: object) -> str:
@@ -133,9 +139,7 @@ def _days_of(name: str, texts: Sequence[str], csv: Csv) -> Floats:
     form = csv.get("date_format", ISO)
     form = form.get(name, ISO) if isinstance(form, Mapping) else form
     if form == ISO and csv.get("dayfirst", False):
-        found = map(DAY_FIRST.fullmatch, texts)
-        dates = [one and f"{one[4]}-{one[3]:0>2}-{one[1]:0>2}{one[5] or ''}" for one in found]
-        texts = [date or text for date, text in zip(dates, texts, strict=True)]
+        texts = [DAY_FIRST.sub(lambda day: f"{day[4]}-{day[3]:0>2}-{day[1]:0>2}", text) for text in texts]
     cells = [text if form != ISO or ISO_DATE.fullmatch(text) else None for text in texts]
     if not any(cells):
         return np.full(len(texts), np.nan)
@@ -212,7 +216,22 @@ class TableEncoding:
             table = named_frame(table, called)
         require_columns(called, table, self.columns, "which the inputs need")
         require_columns(called, table, names, "which holds targets")
-        return self._without_missing(self._inputs(table, called), self._targets(table, names, called), names, called)
+        if self.classes and len(names) > 1:
+            raise SettingError("data.targets", list(names[:NAMES_SHOWN]), "classification needs one target column")
+        x, columns = self._values(table, self.columns, self.categories, called), [*self.feature_columns, *names]
+        labels = dict.fromkeys(names, self.classes) if self.classes else {}
+        y = self._values(table, names, labels, called, one_hot=False)
+        _refuse(np.concatenate([np.isinf(x), np.isinf(y)], axis=1), columns, f"{called}: infinite values")
+        in_x, in_y, missing = np.isnan(x), np.isnan(y), self.options.missing
+        left_out = in_y.any(axis=1) & ("drop" in (missing, self.options.missing_targets))
+        left_out |= in_x.any(axis=1) & (missing == "drop" and bool(names))
+        if left_out.any():
+            x, y, in_x, in_y = (part[~left_out] for part in (x, y, in_x, in_y))
+        if self.means:
+            x, in_x = np.where(in_x, self.means, x), np.zeros_like(in_x)
+        how = f"; {TARGET_ADVICE if in_y.any() else 'the network was trained without such samples'}"
+        _refuse(np.concatenate([in_x, in_y], axis=1), columns, f"{called}: missing values", how)
+        return EncodedTable(x, None if not names else y[:, 0].astype(np.int64) if self.classes else y)
 
     def with_means(
         self, table: DataFrame, called: str, training: Callable[[int], NDArray[np.int64]] | None
@@ -224,7 +243,7 @@ class TableEncoding:
         """
         if self.options.missing != "mean":
             return self
-        x = self._inputs(table, called)
+        x = self._values(table, self.columns, self.categories, called)
         rows = x if training is None else x[training(len(x))]
         counts = (~np.isnan(rows)).sum(axis=0)
         if not counts.all():
@@ -244,72 +263,32 @@ class TableEncoding:
         except ValidationError as error:
             raise DataError(f"not the columns of a table: {first_problem(error)}") from error
 
-    def _inputs(self, table: DataFrame, called: str) -> Floats:
-        """Inputs, shape (rows, features), with NaN for missing values."""
-        plain = [name for name in self.columns if name not in self.categories]
-        values = self._numbers_of(table, plain, called)
-        if self.categories:
-            parts: dict[str, Floats] = dict(zip(plain, values.T[..., None], strict=True))
-            for name, texts in self.categories.items():
-                codes = self._codes(table, name, texts, called)[:, None]
-                parts[name] = np.where(codes == -1, np.nan, codes == np.arange(len(texts)))
-            values = np.concatenate([parts[name] for name in self.columns], axis=1)
-        return values
+    def _values(self, table: DataFrame, names: Names, texts: Texts, called: str, *, one_hot: bool = True) -> Floats:
+        """Columns as numbers, shape (rows, features), NaN for missing values; `texts` are the values of those of text.
 
-    def _numbers_of(self, table: DataFrame, names: Sequence[str], called: str) -> Floats:
-        """Columns of numbers, truth values and dates, shape (rows, columns), with NaN for missing values."""
-        places = table.columns.get_indexer(list(names))
-        dtypes = np.array([dtype.kind for dtype in table.dtypes], str)[places]
-        kinds = np.array([self.kinds.get(name, "number") for name in names], str)
-        is_plain = (np.isin(dtypes, list("iuf")) & (kinds == "number")) | ((dtypes == "b") & (kinds == "truth"))
-        values = np.empty((len(table), len(names)))
-        values[:, is_plain] = number_block(table, places[is_plain])
-        stated: dict[str, Kind] = {**dict.fromkeys(names, "number"), **self.kinds}
-        columns = list(read_columns(table, places[~is_plain], self.options.csv, called, stated))
-        if odd := [column.odd_cells() for column in columns if column.odd()]:
+        The number of such a value is its place, if there is not an input of each of them.
+        """
+        kinds: dict[str, Kind] = {**dict.fromkeys(names, "number"), **self.kinds, **dict.fromkeys(texts, "text")}
+        plain, numbers, others = read_columns(table, names, self.options.csv, called, kinds)
+        if odd := [column.odd_cells() for name, column in others.items() if name not in texts and column.odd()]:
             raise DataError(f"{called}: {'; '.join(odd[:NAMES_SHOWN])}")
-        for place, column in zip(np.flatnonzero(~is_plain), columns, strict=True):
-            values[:, place] = np.append(column.numbers, np.nan)[column.codes]
-        _refuse(np.isinf(values), names, f"{called}: infinite values")
-        return values
+        parts: dict[str, Floats] = dict(zip(plain, numbers.T[..., None], strict=True))
+        for name, column in others.items():
+            known = texts.get(name, ())
+            values = _places(column, known, called) if name in texts else column.numbers
+            part = np.append(values, np.nan)[column.codes][:, None]
+            is_one_hot = one_hot and name in texts
+            parts[name] = np.where(np.isnan(part), np.nan, part == np.arange(len(known))) if is_one_hot else part
+        return np.concatenate([np.empty((len(table), 0)), *(parts[name] for name in names)], axis=1)
 
-    def _codes(self, table: DataFrame, name: str, values: Sequence[str], called: str) -> NDArray[np.int64]:
-        """The place of each row's value among `values`, -1 for missing values."""
-        place = table.columns.get_indexer([name])
-        (column,) = read_columns(table, place, self.options.csv, called, {name: "text"})
-        known = {value: number for number, value in enumerate(values)}
-        if unknown := sorted(text for text in column.texts if text not in known):
-            shown = f"{column_list([repr(text) for text in unknown])} ({counted(len(column.rows(unknown)), 'row')})"
-            raise DataError(f"{called}: column {name!r} has values that the training data did not have: {shown}")
-        return np.array([*map(known.__getitem__, column.texts), -1], np.int64)[column.codes]
 
-    def _targets(self, table: DataFrame, names: Sequence[str], called: str) -> NDArray[Any] | None:
-        """Labels, -1 for missing ones, or targets of regression, NaN for missing ones; None without names."""
-        if not names:
-            return None
-        if self.classes:
-            if len(names) > 1:
-                raise SettingError("data.targets", list(names[:NAMES_SHOWN]), "classification needs one target column")
-            return self._codes(table, names[0], self.classes, called)
-        return self._numbers_of(table, names, called)
-
-    def _without_missing(self, x: Floats, y: NDArray[Any] | None, targets: Sequence[str], called: str) -> EncodedTable:
-        """Samples without missing values; those are NaN in inputs and targets, and -1 in labels."""
-        in_x, in_y = np.isnan(x), np.zeros((len(x), 0), bool)
-        if y is not None:
-            in_y = (y < 0)[:, None] if self.classes else np.isnan(y)
-        missing = self.options.missing
-        left_out = in_y.any(axis=1) & ("drop" in (missing, self.options.missing_targets))
-        left_out |= in_x.any(axis=1) & (missing == "drop" and y is not None)
-        if left_out.any():
-            kept = ~left_out
-            x, in_x, in_y, y = x[kept], in_x[kept], in_y[kept], None if y is None else y[kept]
-        if self.means:
-            x, in_x = np.where(in_x, self.means, x), np.zeros_like(in_x)
-        names = [*self.feature_columns, *targets]
-        how = f"; {TARGET_ADVICE if in_y.any() else 'the network was trained without such samples'}"
-        _refuse(np.concatenate([in_x, in_y], axis=1), names, f"{called}: missing values", how)
-        return EncodedTable(x, y)
+def _places(column: Column, values: Sequence[str], called: str) -> Floats:
+    """The place of each text of a column among `values`."""
+    known = {value: float(number) for number, value in enumerate(values)}
+    if unknown := sorted(text for text in column.texts if text not in known):
+        shown = f"{column_list([repr(text) for text in unknown])} ({counted(len(column.rows(unknown)), 'row')})"
+        raise DataError(f"{called}: column {column.name!r} has values that the training data did not have: {shown}")
+    return np.array([known[text] for text in column.texts], np.float64)
 
 
 def _refuse(bad: NDArray[np.bool_], columns: Sequence[str], what: str, how: str = "") -> None:

@@ -181,8 +181,7 @@ def read_table(path: Path, options: TableOptions, targets: Collection[str] = (),
     """
     options = like.options if like else options
     texts = {*targets, *options.text_columns, *options.csv.get("parse_dates", ())}
-    if like:
-        texts = {*like.categories, *like.kinds, *((*like.targets, *targets) if like.classes else ())}
+    texts |= {*like.targets, *like.categories, *like.kinds} if like else set()
     called, given = shown_path(path), options.csv.get("encoding", "utf-8")
     try:
         with open_regular(path) as file:

@@ -17,7 +17,7 @@ from hybridnn.utils.text import NAMES_SHOWN, column_list, counted, printable, sh
 from .dataset import Dataset
 from .loaders import LOSS_DECIDES, label_warning, user_arrays
 from .rows import ArrayRows, Task, constant_targets
-from .table_encoding import TARGET_ADVICE, Column, Floats, Kind, TableEncoding, number_block, read_columns
+from .table_encoding import TARGET_ADVICE, Column, Floats, Kind, Names, TableEncoding, read_columns
 from .table_file import NUMBER, Table, TableOptions, as_names, named_frame, read_table, require_columns
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 TABLES = (".csv", ".tsv", ".txt", ".parquet")
 SUFFIXES = (*TABLES, ".npz")
+
+Training = Callable[[int], NDArray[np.int64]] | None
 
 MOST_LABELS, ROWS_PER_LABEL = 20, 2  # whole numbers are labels up to so many, with on average so many rows each
 MOST_CATEGORIES = 1_000  # values of one column that become inputs
@@ -101,12 +103,7 @@ def examine(table: Table, called: str, targets: Sequence[str], inputs: Sequence[
     frame, options, parsed = table.frame, table.options, table.options.csv.get("parse_dates", ())
     columns = _input_columns(table, called, targets, inputs, parsed)
     stated: dict[str, Kind] = {**dict.fromkeys(parsed, "date"), **dict.fromkeys(options.text_columns, "text")}
-    dtypes = dict(zip(frame.columns, (dtype.kind for dtype in frame.dtypes), strict=True))
-    plain = [name for name in columns if dtypes[name] in "iuf" and name not in stated]
-    others = dict.fromkeys([*columns, *targets]).keys() - {*plain}
-    block = number_block(frame, frame.columns.get_indexer(plain))
-    places = np.sort(frame.columns.get_indexer(list(others)))
-    found = {column.name: column for column in read_columns(frame, places, options.csv, called, stated)}
+    plain, block, found = read_columns(frame, [*columns, *targets], options.csv, called, stated, targets)
     features, outputs = [found[name] for name in columns if name in found], [found[name] for name in targets]
     problems = _grouped_points(table, plain, block, outputs)
     problems += [problem for column in features if (problem := _input_problem(column, options))]
@@ -119,9 +116,9 @@ def examine(table: Table, called: str, targets: Sequence[str], inputs: Sequence[
         is_left_out = "drop" in (options.missing, options.missing_targets if is_target else "")
         if missing.all() or not (is_left_out or (options.missing == "mean" and not is_target)):
             problems.append(_gap(name, missing, is_text=is_text and has_words, is_target=is_target))
-    classes, wrong = _fit_classes(outputs, dtypes[targets[0]], task, options) if targets else ((), [])
+    classes, wrong = _fit_classes(outputs, frame[targets[0]].dtype.kind, task, options) if targets else ((), [])
     first = str(frame.columns[0])
-    may_be_id = dtypes[first] in "iu" if first in columns else first not in targets
+    may_be_id = frame.dtypes.iloc[0].kind in "iu" if first in columns else first not in targets
     encoding = TableEncoding(
         tuple(columns),
         tuple(targets),
@@ -293,7 +290,7 @@ def load_file(
     task: Task | None = None,
     options: TableOptions | None = None,
     encoding: TableEncoding | None = None,
-    training: Callable[[int], NDArray[np.int64]] | None = None,
+    training: Training = None,
     warns: bool = True,
 ) -> Dataset:
     """Load the training data of a user, and warn of what may not be as meant (``Dataset.warnings``).
@@ -325,13 +322,13 @@ def load_file(
     SettingError
         If `targets` are missing for a table, or `targets` or `inputs` are given for an ``.npz``.
     """
-    path, options, named = user_path(path), options or TableOptions(), (as_names(targets), as_names(inputs))
+    path, options, named = user_path(path), options or TableOptions(), [as_names(targets), as_names(inputs)]
     if has_table(path, "data.file"):
         table = read_table(path, options, named[0], encoding)
         if not named[0]:
             how = "a table needs the names of its target columns, as in --targets price"
             raise SettingError("data.targets", [], how)
-        data = _dataset_from_table(table, path.name, shown_path(path), *named, task, encoding, training)
+        data = _dataset_from_table(table, shown_path(path), named, task, encoding, training)
     else:
         given = dict(zip(("targets", "inputs"), map(list, named), strict=True)) | vars(options)
         for key, value in given.items():
@@ -350,7 +347,7 @@ def load_frame(
     inputs: str | Sequence[str] = (),
     task: Task | None = None,
     options: TableOptions | None = None,
-    training: Callable[[int], NDArray[np.int64]] | None = None,
+    training: Training = None,
 ) -> Dataset:
     """Make a data set of a pandas data frame; parameters and errors as for `load_file`.
 
@@ -360,8 +357,7 @@ def load_frame(
     if not hasattr(frame, "columns"):
         raise DataError(f"the frame is of the type {type(frame).__name__}: must be a data frame of pandas")
     table = Table(named_frame(frame, "the frame"), options or TableOptions())
-    names = as_names(targets), as_names(inputs)
-    data = _dataset_from_table(table, "frame", "the frame", *names, task, None, training)
+    data = _dataset_from_table(table, "the frame", [as_names(targets), as_names(inputs)], task, None, training)
     for text in data.warnings:
         warn_caller(text)
     return data
@@ -376,16 +372,9 @@ def has_table(path: Path, setting: str) -> bool:
 
 
 def _dataset_from_table(
-    table: Table,
-    name: str,
-    called: str,
-    targets: Sequence[str],
-    inputs: Sequence[str],
-    task: Task | None,
-    encoding: TableEncoding | None,
-    training: Callable[[int], NDArray[np.int64]] | None,
+    table: Table, called: str, named: list[Names], task: Task | None, known: TableEncoding | None, training: Training
 ) -> Dataset:
-    frame, options, warnings, is_new = table.frame, table.options, tuple[str, ...](), encoding is None
+    frame, (targets, inputs), encoding, warnings = table.frame, named, known, tuple[str, ...]()
     if encoding is None:
         found = examine(table, called, targets, inputs, task)
         require_no_problem(called, found.problems)
@@ -393,16 +382,16 @@ def _dataset_from_table(
     x, y = encoding.encode(frame, called, targets=targets)
     if y is None or not len(x):
         raise DataError(f"{called}: no row has all of its values")
-    if is_new and (constant := constant_targets(y)).any():
+    if known is None and (constant := constant_targets(y)).any():
         column = int(np.argmax(constant))
         raise DataError(f"{called}: target {targets[column]!r} has one value only: there is nothing to learn")
-    if is_new and task is None and not encoding.classes and targets[0] not in encoding.kinds:
+    if known is None and task is None and not encoding.classes and targets[0] not in encoding.kinds:
         warnings = label_warning(called, targets[0], y, "set model.loss to cross_entropy")
-    used = {*encoding.columns, *targets, *options.drop_columns}
+    used = {*encoding.columns, *targets, *table.options.drop_columns}
     dropped = len(frame) - len(x)
     left = f"; {dropped:,} of {len(frame):,} rows have missing values and are left out" if dropped else ""
     return Dataset(
-        name,
+        Path(called).name,
         "classification" if encoding.classes else "regression",
         encoding.features,
         len(encoding.classes) or len(targets),
