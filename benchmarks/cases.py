@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +29,7 @@ class Case:
     epochs: int  # passes over them in one timed run
     activation: str = "relu"  # of the hidden layers
     stages: tuple[int, ...] = ()  # layers of each of two stages whose products take about as many operations
+    adam: bool = False  # instead of SGD with momentum
 
     @property
     def about(self) -> dict[str, Any]:
@@ -76,10 +78,11 @@ MICROBATCHES = 4
 GPU_CASES = (
     *CASES[:2],
     replace(CASES[2], minibatches=40),
+    replace(CASES[2], name="Adam, 16-4x1024", minibatches=40, adam=True),
     Case("3072-32x2048-10", (3072, *[2048] * 32, 10), 128, "classification", 24, 1, "selu"),
     Case("4096-8x4096-4096", (4096, *[4096] * 8, 4096), 1024, "regression", 20, 1),
 )
-"""The same small networks, Chen's whole network, and a large one; the number of epochs depends on the speed.
+"""The same networks, one with Adam, Chen's whole one, and a large one; the number of epochs depends on the speed.
 
 Epochs have at least twenty steps: at the end of each we wait for the device and compute norms, PyTorch's loop does not.
 """
@@ -106,10 +109,10 @@ def our_run(
         Pass the samples as `ArrayRows`, which stay in GPU memory from run to run. Arrays may change between two runs,
         so that every run computes their digest first.
     """
-    from hybridnn import MLP, SGD, Trainer
+    from hybridnn import MLP, SGD, Adam, Trainer
     from hybridnn.data import ArrayRows
 
-    optimizer = SGD(LEARNING_RATE, MOMENTUM)
+    optimizer = Adam(LEARNING_RATE) if case.adam else SGD(LEARNING_RATE, MOMENTUM)
     model = MLP(case.sizes, activation=case.activation)
     trainer = Trainer(model, optimizer, grid=grid, batch_size=case.batch_size, **settings)
     x, y = make_data(case)
@@ -168,7 +171,8 @@ def torch_run(case: Case, model: Any, rows: slice = slice(None), device: str = "
     """
     import torch
 
-    optimizer = torch.optim.SGD(model.parameters(), LEARNING_RATE, MOMENTUM, fused=device != "cpu")
+    kind = torch.optim.Adam if case.adam else partial(torch.optim.SGD, momentum=MOMENTUM)
+    optimizer = kind(model.parameters(), LEARNING_RATE, fused=device != "cpu")
     loss_of = torch.nn.MSELoss() if case.task == "regression" else torch.nn.CrossEntropyLoss()
     x, y = (torch.from_numpy(array).to(device) for array in make_data(case))
     shuffle = torch.Generator(device).manual_seed(0)

@@ -51,6 +51,7 @@ SEVERAL_RANKS = (*REPORTED, "-o", "mpi_timeout=90", "-m", "gpu and mpi")
 SANITIZER = "compute-sanitizer"
 CHECKED = "float32 and (unaligned or same_bits)"
 """Every kernel once, and the reductions, whose threads share memory."""
+CAPTURED = "test_one_rank and True and float32 and (rmsprop or nadam)"
 
 REQUIREMENTS = Path(__file__).with_name("gpu-requirements.txt")
 
@@ -65,7 +66,8 @@ State = dict[str, Any]
 def pieces_of_the_day(no_mpi: str = "") -> list[Piece]:
     """The tests, the kernels, and every network in every precision that `benchmarks.gpu_training` measures.
 
-    Tests of several ranks come last, because ranks that wait for ever cost their whole time limit.
+    First comes what is most likely to be wrong: kernels, graphs, and the memory of captured updates. Tests of several
+    ranks come last, because ranks that wait for ever cost their whole time limit.
 
     Parameters
     ----------
@@ -82,6 +84,8 @@ def pieces_of_the_day(no_mpi: str = "") -> list[Piece]:
     measured = "-m", "benchmarks.gpu_training", "--json", "{results}", "--no-chart"
     return [
         Piece("tests of kernels", (*PYTEST, *ONE_RANK, kernels), 240, 90),
+        Piece("tests of graphs", (*PYTEST, *ONE_RANK, training, "-k", "test_one_rank and True"), 200, 60),
+        _with_sanitizer("memcheck", training, CAPTURED, "memcheck of graphs"),
         Piece("tests of training", (*PYTEST, *ONE_RANK, training, transports), 300, 120),
         Piece("kernels", ("-m", "benchmarks.gpu_kernels", "--json", "{results}"), 150, 40),
         *(
@@ -90,7 +94,7 @@ def pieces_of_the_day(no_mpi: str = "") -> list[Piece]:
             for precision in PRECISIONS
             if precision == PRECISIONS[0] or max(case.sizes) >= LARGE
         ),
-        *(_with_sanitizer(tool, kernels) for tool in ("memcheck", "racecheck")),
+        *(_with_sanitizer(tool, kernels, CHECKED, tool) for tool in ("memcheck", "racecheck")),
         *(
             Piece(f"tests of {name}, several ranks", (*PYTEST, *SEVERAL_RANKS, file), *limits, left_out=no_mpi)
             for name, file, limits in (("training", training, (300, 180)), ("transports", transports, (240, 100)))
@@ -98,11 +102,11 @@ def pieces_of_the_day(no_mpi: str = "") -> list[Piece]:
     ]
 
 
-def _with_sanitizer(tool: str, tests: str) -> Piece:
-    """Some tests of kernels while a tool of NVIDIA watches accesses to memory."""
+def _with_sanitizer(tool: str, tests: str, chosen: str, name: str) -> Piece:
+    """Some tests while a tool of NVIDIA watches accesses to memory."""
     missing = "" if shutil.which(SANITIZER) else f"no {SANITIZER} on PATH"
     program = SANITIZER, "--tool", tool, "--error-exitcode", "1"
-    return Piece(tool, (*WITHOUT_POOL, *ONE_RANK, tests, "-k", CHECKED), 120, 60, program, missing)
+    return Piece(name, (*WITHOUT_POOL, *ONE_RANK, tests, "-k", chosen), 120, 60, program, missing)
 
 
 def run_day(

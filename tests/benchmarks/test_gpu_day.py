@@ -79,6 +79,7 @@ def test_pieces_cover_the_targets() -> None:
     assert all(piece.seconds < 570 for piece in pieces)
     assert {verdict.what for verdict in verdicts_of({})} <= {piece.name for piece in pieces}
     assert all(any("{results}" in argument for argument in piece.arguments) for piece in pieces)
+    assert [piece.name for piece in pieces[:3]] == ["tests of kernels", "tests of graphs", "memcheck of graphs"]
     several = ["several ranks" in piece.name for piece in pieces]
     assert several == sorted(several) == [piece.left_out == "no mpirun" for piece in pieces]
 

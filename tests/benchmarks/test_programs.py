@@ -18,12 +18,11 @@ from benchmarks import fastest_layouts, gpu_kernels, gpu_training, parts
 from benchmarks.cases import Case, our_run
 from benchmarks.fastest_layouts import random_network, study_text
 from benchmarks.limits import products_in, products_of
-from gpu.cuda_emulator import Emulator
 from hybridnn import ProcessGrid
-from hybridnn.gpu.cupy_kernels import CupyKernels
 from hybridnn.study.cells import make_cells
 from hybridnn.study.results import StudyResults
 from hybridnn.study.study_file import load_study
+from reference.emulated_device import EmulatedCupy, Event
 from reference.finished_runs import made_study, measured_line, prediction_line
 
 TINY = Case("4-6-6-2", (4, 6, 6, 2), 8, "regression", 2, 1, stages=(2, 1))
@@ -113,33 +112,26 @@ def test_a_training_beside_pytorch_is_measured_and_one_refusal_costs_one_figure(
     assert "samples/s" in capsys.readouterr().out
 
 
-class Cupy(Emulator):
-    """The emulated ``cupy`` with events between which half a millisecond always passes."""
+class Timed(Event):
+    """An event between which and the next half a millisecond always passes."""
 
-    __version__ = "14"
+    def record(self, stream: Any = None) -> None: ...
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        facts = {"name": b"processor", "multiProcessorCount": 1}
-        self.cuda = SimpleNamespace(
-            get_current_stream=Emulator.cuda.get_current_stream,
-            Event=lambda: SimpleNamespace(record=lambda: None, synchronize=lambda: None),
-            get_elapsed_time=lambda start, stop: 0.5,
-            Device=lambda: SimpleNamespace(id=0),
-            runtime=SimpleNamespace(
-                getDeviceProperties=lambda number: facts, driverGetVersion=lambda: 0, runtimeGetVersion=lambda: 0
-            ),
-        )
+    def synchronize(self) -> None: ...
 
-    def get_default_memory_pool(self) -> Any:
-        return SimpleNamespace(free_all_blocks=lambda: None)
+
+def timed_cupy() -> EmulatedCupy:
+    cupy, facts = EmulatedCupy(), {"name": b"processor", "multiProcessorCount": 1}
+    cupy.cuda.Event, cupy.cuda.get_elapsed_time = Timed, lambda start, stop: 0.5
+    cupy.cuda.Device = lambda: SimpleNamespace(id=0)
+    cupy.cuda.runtime.getDeviceProperties, cupy.cuda.runtime.driverGetVersion = lambda number: facts, lambda: 0
+    return cupy
 
 
 @pytest.mark.slow
 def test_every_kernel_runs_and_has_its_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cupy, numbers, results = Cupy(tmp_path), 2 * gpu_kernels.COLUMNS, tmp_path / "results.json"
-    products = SimpleNamespace(multiply=lambda a, b, out: np.matmul(a, b, out=out))
-    monkeypatch.setattr(gpu_kernels, "cupy_kernels", lambda tf32=False: CupyKernels(cupy, products))  # type: ignore[arg-type]
+    cupy, numbers, results = timed_cupy(), 2 * gpu_kernels.COLUMNS, tmp_path / "results.json"
+    monkeypatch.setattr(gpu_kernels, "cupy_kernels", cupy.kernels)
     monkeypatch.setattr(gpu_kernels, "load_cupy", lambda: cupy)
     monkeypatch.setattr(gpu_kernels, "PRODUCTS", ((4, 5, 6),))
     monkeypatch.setattr(gpu_kernels, "torch_products", partial(gpu_kernels.torch_products, device="cpu"))

@@ -21,8 +21,8 @@ from hybridnn.comm.agreement import (
 from hybridnn.comm.recorder import Call, Recorder, bytes_sent_by_rank
 from hybridnn.errors import HybridnnError, SettingError
 from hybridnn.parallel.grid import ProcessGrid
+from reference.emulated_device import ONE_MESSAGE, SMALL_PIECES, TRANSPORTS, device_group
 from reference.group_calls import CALLS, Case
-from reference.stand_in_device import ONE_MESSAGE, SMALL_PIECES, TRANSPORTS, device_group
 
 LIMITS = (2**30, 24)  # bytes: whole arrays, and a few elements at a time
 HOST_SHAPES = ((11, 3), (2, 5), (7,), (4, 0))

@@ -1,10 +1,9 @@
-"""Transports of device arrays, on a stand-in device: calls in flight, records, captures, and NCCL's connections."""
+"""Transports of device arrays, on an emulated device: calls in flight, records, captures, and NCCL's connections."""
 
 import gc
 from collections.abc import Callable
 from pathlib import Path
 from time import sleep
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,18 +12,17 @@ from mpi4py import MPI
 
 from hybridnn.comm.blocks import block_slice
 from hybridnn.comm.group import Group
-from hybridnn.gpu.cupy_kernels import CupyKernels
 from hybridnn.gpu.device import Device
 from hybridnn.gpu.nccl import start_nccl
 from hybridnn.gpu.setup import TransportFactory
 from hybridnn.parallel.grid import ProcessGrid
 from mpi_runner.launch import run_mpi
-from reference.stand_in_device import (
+from reference.emulated_device import (
     SMALL_PIECES,
     STALE,
     TRANSPORTS,
-    StandInCupy,
-    StandInError,
+    CudaError,
+    EmulatedCupy,
     data_of,
     device_group,
     device_of,
@@ -133,9 +131,8 @@ def test_only_the_stream_waits_for_nccl(comm: MPI.Intracomm) -> None:
     np.testing.assert_array_equal(cupy.numbers(array), data_of(0, (40,)) + data_of(1, (40,)))
 
 
-def record(cupy: StandInCupy, work: Callable[[], None]) -> Callable[[], None]:
-    kernels: Any = SimpleNamespace(_cupy=cupy, _products=SimpleNamespace(forget_stream=lambda: None))
-    return CupyKernels.record(kernels, work)
+def record(cupy: EmulatedCupy, work: Callable[[], None]) -> Callable[[], None]:
+    return cupy.kernels().record(work)
 
 
 @pytest.mark.mpi(ranks=[2])
@@ -169,11 +166,11 @@ def test_calls_that_cannot_be_captured_are_refused_without_damage(comm: MPI.Intr
     before = group.iallreduce(array)
     for work, problem in (
         (lambda: group.iallreduce(array), "does not wait for"),
-        (lambda: group.isend(array, 1 - comm.rank, 3), "cannot be queried"),
+        (lambda: group.isend(array, 1 - comm.rank, 3), "D2H transfers are disallowed"),
         (lambda: before.wait(), "waits for an event outside the capture"),
         (lambda: cupy.numbers(array), "the host waits"),
     ):
-        with pytest.raises(StandInError, match=problem):
+        with pytest.raises(CudaError, match=problem):
             record(cupy, work)
     before.wait()
     group.allreduce(array)
@@ -223,9 +220,8 @@ def test_deferred_messages_start_while_a_rank_waits_for_its_device(comm: MPI.Int
     else:
         group.ireceive(message, 0, tag=1).wait()
     group.allreduce(total)
-    kernels: Any = SimpleNamespace(_cupy=cupy, _progress=device_of(group).progress)
-    cupy.asnumpy = cupy.numbers  # type: ignore[attr-defined]
-    np.testing.assert_array_equal(CupyKernels.to_host(kernels, total), data_of(0, (40,)) + data_of(1, (40,)))
+    kernels = cupy.kernels(progress=device_of(group).progress)
+    np.testing.assert_array_equal(kernels.to_host(total), data_of(0, (40,)) + data_of(1, (40,)))
     if comm.rank == 0:
         sent.wait()
 
@@ -260,13 +256,13 @@ def test_deferred_messages_start_while_own_rows_are_copied_to_the_host(comm: MPI
         np.testing.assert_array_equal(cupy.numbers(message), data_of(0, (50,)))
 
 
-def connected(comm: MPI.Intracomm) -> tuple[ProcessGrid, StandInCupy]:
-    grid, cupy = ProcessGrid(comm), StandInCupy(comm)
+def connected(comm: MPI.Intracomm) -> tuple[ProcessGrid, EmulatedCupy]:
+    grid, cupy = ProcessGrid(comm), EmulatedCupy(comm)
     assert grid.attach_device(TransportFactory("nccl", Device(cupy))) == ""
     return grid, cupy
 
 
-def check_sum(group: Group, cupy: StandInCupy) -> None:
+def check_sum(group: Group, cupy: EmulatedCupy) -> None:
     array = cupy.compute(data_of(group.rank, (40,)))
     group.allreduce(array)
     np.testing.assert_array_equal(cupy.numbers(array), sum(data_of(rank, (40,)) for rank in range(group.size)))
@@ -335,7 +331,7 @@ def test_an_abandoned_connection_is_aborted_without_the_other_ranks(comm: MPI.In
 
 @pytest.mark.mpi(ranks=[2, 3])
 def test_a_rank_that_fails_to_connect_does_not_block_the_others(comm: MPI.Intracomm) -> None:
-    grid, cupy, last = ProcessGrid(comm), StandInCupy(comm), comm.size - 1
+    grid, cupy, last = ProcessGrid(comm), EmulatedCupy(comm), comm.size - 1
     cupy.cuda.nccl.failing = {last}
     problem = grid.attach_device(TransportFactory("nccl", Device(cupy)))
     found = "NCCL cannot connect the ranks (KeyError: 6; NCCL_DEBUG=INFO makes it say more)"
@@ -350,7 +346,7 @@ def test_a_rank_that_fails_to_connect_does_not_block_the_others(comm: MPI.Intrac
 
 @pytest.mark.mpi(ranks=[2])
 def test_a_failure_of_the_identifier_is_reported_by_rank_0(comm: MPI.Intracomm) -> None:
-    cupy = StandInCupy(comm)
+    cupy = EmulatedCupy(comm)
 
     def fail() -> Any:
         raise RuntimeError("no socket interface found\nmore of it")
@@ -362,7 +358,7 @@ def test_a_failure_of_the_identifier_is_reported_by_rank_0(comm: MPI.Intracomm) 
 
 @pytest.mark.mpi(ranks=[2])
 def test_connecting_has_a_time_limit(comm: MPI.Intracomm) -> None:
-    cupy = StandInCupy(comm)
+    cupy = EmulatedCupy(comm)
     cupy.cuda.nccl.failing = {comm.size}  # a rank that never connects
     connection, problem = start_nccl(comm, cupy, seconds=0.05)
     assert connection is None
@@ -378,12 +374,12 @@ from mpi4py import MPI
 from hybridnn import ProcessGrid
 from reference.callbacks import Calling
 from reference.cases import Case, data, make_trainer
-from training.stand_in_training import kernels_of, stand_in
+from training.emulated_training import cupy_of, emulated
 grid = ProcessGrid(batch=2)
-device = stand_in(grid, "nccl", MPI.COMM_WORLD)
+device = emulated(grid, "nccl", MPI.COMM_WORLD)
 def lose_a_link(record):
     if record.step == 3 and grid.rank == 1:
-        kernels_of(device)._cupy.cuda.nccl.problem = "NCCL_ERROR_REMOTE_ERROR: a link is down"
+        cupy_of(device).cuda.nccl.problem = "NCCL_ERROR_REMOTE_ERROR: a link is down"
 make_trainer(Case(), grid, device=device).fit(*data(Case()), epochs=3, callbacks=[Calling(on_step=lose_a_link)])
 print("unreachable")
 """

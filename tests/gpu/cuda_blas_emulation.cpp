@@ -1,4 +1,4 @@
-// Six functions of cuBLAS as its header declares them, for matrices in the host's memory.
+// Five functions of cuBLAS as its header declares them, for matrices in the host's memory.
 #include <cstddef>
 
 extern "C" {
@@ -54,24 +54,29 @@ void multiply(
 }
 
 extern "C" int cublasGemmEx(
-    cublasHandle_t handle, int transa, int transb, int m, int n, int k, const void* alpha, const void* A, int Atype,
-    int lda, const void* B, int Btype, int ldb, const void* beta, void* C, int Ctype, int ldc, int compute, int algo) {
+    cublasHandle_t handle, int transa, int transb, int m, int n, int k, const void*, const void*, int Atype, int lda,
+    const void*, int Btype, int ldb, const void*, void*, int Ctype, int ldc, int compute, int algo) {
     const int invalid_value = 7, not_initialized = 1;
     if (!handle->workspace || handle->bytes < (1 << 20)) return not_initialized;
     if (Atype != Btype || Atype != Ctype || transa < 0 || transa > 1 || transb < 0 || transb > 1) return invalid_value;
     if (lda < (transa ? k : m) || ldb < (transb ? n : k) || ldc < m || algo != -1) return invalid_value;
+    if (!(Atype == 0 && (compute == 68 || compute == 77)) && !(Atype == 1 && compute == 70)) return invalid_value;
     ++products;
     last_compute_type = compute;
-    if (Atype == 0 && (compute == 68 || compute == 77)) {
+    return 0;
+}
+
+// The arithmetic of cublasGemmEx, whose arguments have been checked.
+extern "C" void compute_product(
+    cublasHandle_t, int transa, int transb, int m, int n, int k, const void* alpha, const void* A, int Atype, int lda,
+    const void* B, int, int ldb, const void* beta, void* C, int, int ldc, int, int) {
+    if (Atype == 0) {
         multiply(
             transa, transb, m, n, k, *(const float*)alpha, (const float*)A, lda, (const float*)B, ldb,
             *(const float*)beta, (float*)C, ldc);
-    } else if (Atype == 1 && compute == 70) {
+    } else {
         multiply(
             transa, transb, m, n, k, *(const double*)alpha, (const double*)A, lda, (const double*)B, ldb,
             *(const double*)beta, (double*)C, ldc);
-    } else {
-        return invalid_value;
     }
-    return 0;
 }

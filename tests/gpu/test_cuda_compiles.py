@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpu.cuda_emulator import without_compiler
 from hybridnn.gpu.cupy_launch import FOLDER, OPTIONS, restore_locale, source
 from mpi_runner.slowness import deadline
+from reference.emulated_kernels import without_compiler
 
 pytestmark = pytest.mark.slow
 

@@ -70,26 +70,19 @@ def test_error_messages_say_what_was_found_and_what_to_install(
     assert advice in text
 
 
-class Driver:
+def driver_with(capabilities: list[tuple[int, int]]) -> Any:
     """``libcuda.so.1`` with GPUs of these compute capabilities."""
 
-    def __init__(self, *capabilities: tuple[int, int]) -> None:
-        self.capabilities = capabilities
-
-    def cuInit(self, flags: int) -> int:  # noqa: N802
+    def write(reference: Any, value: int) -> int:
+        reference._obj.value = value
         return 0
 
-    def cuDeviceGetCount(self, count: Any) -> int:  # noqa: N802
-        count._obj.value = len(self.capabilities)
-        return 0
-
-    def cuDeviceGet(self, device: Any, index: int) -> int:  # noqa: N802
-        device._obj.value = index
-        return 0
-
-    def cuDeviceGetAttribute(self, found: Any, attribute: int, device: Any) -> int:  # noqa: N802
-        found._obj.value = self.capabilities[device.value][attribute - 75]
-        return 0
+    return SimpleNamespace(
+        cuInit=lambda flags: 0,
+        cuDeviceGetCount=lambda count: write(count, len(capabilities)),
+        cuDeviceGet=write,
+        cuDeviceGetAttribute=lambda found, which, device: write(found, capabilities[device.value][which - 75]),
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,7 +100,7 @@ class Driver:
 def test_volta_and_pascal_need_cuda_12_although_their_driver_is_for_13(
     monkeypatch: pytest.MonkeyPatch, capabilities: list[tuple[int, int]], advice: str
 ) -> None:
-    monkeypatch.setattr(cupy_loading.ctypes, "CDLL", lambda name: Driver(*capabilities))
+    monkeypatch.setattr(cupy_loading.ctypes, "CDLL", lambda name: driver_with(capabilities))
     assert advice in message(monkeypatch, None, 13000)
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from hybridnn.comm.blocks import block_sizes, block_slice
 from hybridnn.comm.group import Group
-from reference.stand_in_device import data_of
+from reference.emulated_device import data_of
 
 
 class Case(NamedTuple):

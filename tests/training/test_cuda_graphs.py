@@ -1,115 +1,178 @@
-"""CUDA graphs of training steps, on a stand-in device: replayed steps against the references."""
+"""CUDA graphs of training steps, on an emulated device: replayed steps against the references."""
 
 import gc
-from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hybridnn import ProcessGrid, Trainer
+from hybridnn import MLP, ProcessGrid, RMSprop, Trainer
+from hybridnn.checkpoints.reading import newest_valid
+from hybridnn.checkpoints.writing import checkpoint_writer
 from hybridnn.comm.recorder import Call
 from hybridnn.gpu.device import Device
-from hybridnn.gpu.engine import StepCapture
 from hybridnn.gpu.setup import TransportFactory
 from hybridnn.gpu.staging import DEVICE_BUCKETS, Staging
+from hybridnn.nn.kernels import Array
+from hybridnn.nn.optimizers import OptimizerState, new_state
 from hybridnn.pipeline.schedules.instructions import Update
 from hybridnn.training.config import DeviceOptions
 from hybridnn.training.device import TrainingDevice, resolve_device
 from hybridnn.training.records import StepRecord
 from reference.callbacks import Calling
-from reference.cases import Case, assert_arrays_close, check_against_reference, data, make_trainer, run
-from reference.stand_in_device import StandInCupy
-from training.stand_in_training import CASES, CLIPPED, EXACTLY, check, cupy_with_a_gpu, kernels_of, stand_in
+from reference.cases import (
+    OPTIMIZERS,
+    TOLERANCE,
+    Case,
+    assert_arrays_close,
+    data,
+    make_trainer,
+    run,
+)
+from reference.emulated_device import EmulatedCupy
+from training.emulated_training import CASES, CLIPPED, EXACTLY, check, cupy_of, emulated
 
-GRAPHS = {
-    **CASES,
-    "rmsprop": Case(optimizer="rmsprop", schedule="cosine"),
-    "adamw": Case(optimizer="adamw", schedule="warmup-linear", clip_norm=0.05),
-    "pipemare": Case(optimizer="pipemare-adam", schedule="cosine"),
-    "dampened": Case(optimizer="dampened", schedule="step"),
-}
+
+class OfAUser(RMSprop):
+    """RMSprop by ufuncs."""
+
+    name = "of-a-user"
+
+    def update(self, *given: Any) -> None:  # type: ignore[override]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(OptimizerState, "fused", lambda *_: False)
+            super().update(*given)
 
 
-@pytest.mark.parametrize("name", GRAPHS)
-def test_replayed_steps_compute_what_the_reference_computes(name: str) -> None:
-    """Rates, samples and Adam's corrections change from step to step, and the last minibatch is smaller."""
+class Allocating(OfAUser):
+    """An input of the last ufunc overlaps its output."""
+
+    def update(self, weights: Array, *given: Any) -> None:  # type: ignore[override]
+        super().update(weights, *given)
+        np.multiply(weights[:3], 1.0, out=weights[:3])
+
+
+def with_optimizer(kind: type[RMSprop], grid: ProcessGrid, dtype: str, device: Any) -> Trainer:
+    case = Case()
+    trainer = Trainer(MLP(case.sizes), kind(alpha=0.8), grid=grid, batch_size=10, dtype=dtype, device=device)
+    trainer.fit(*data(case), epochs=3)
+    return trainer
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_ufuncs_of_a_user_are_captured_and_compute_in_the_dtype_of_the_weights(dtype: str) -> None:
     grid = ProcessGrid()
-    device = stand_in(grid, graphs=True)
-    check_against_reference(GRAPHS[name], grid, device=device)
-    # 4 minibatches in 3 epochs; the first minibatch of each of the two sizes is computed without a graph.
-    assert kernels_of(device).replays == [8, 2]
-    steps = [event.about for event in grid.recorder.events if event.name == "step"]
-    assert steps == [Update(number) for number in range(12)]
+    device = emulated(grid, graphs=True)
+    found = with_optimizer(OfAUser, grid, dtype, device).weights()
+    assert sum(cupy_of(device).replays) == 10
+    tolerance = {"float32": 1e-5, "float64": EXACTLY}[dtype]
+    assert_arrays_close(found, with_optimizer(RMSprop, grid, dtype, "cpu").weights(), "of a user", tolerance)
 
 
-@pytest.mark.parametrize("name", ["clipped", "adamw"])
+def test_a_step_that_allocates_is_launched_kernel_by_kernel_unless_graphs_are_required() -> None:
+    """CuPy would give the memory to others while the graph still uses it."""
+    grid = ProcessGrid()
+    device = emulated(grid, graphs="auto")
+    with pytest.warns(
+        RuntimeWarning, match=r"cannot capture a step \(the step allocates 24 bytes .*: kernels are"
+    ) as warned:
+        found = with_optimizer(Allocating, grid, "float64", device).weights()
+    assert len(warned) == 1
+    assert sum(cupy_of(device).replays) == 0
+    assert_arrays_close(found, with_optimizer(RMSprop, grid, "float64", "cpu").weights(), "allocating", EXACTLY)
+    with pytest.raises(RuntimeError, match="the step allocates 24 bytes"):
+        with_optimizer(Allocating, grid, "float64", emulated(grid, graphs=True))
+
+
+LAUNCHES = {"pipemare": 4, "pipemare-adam": 4}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_update_is_one_launch_or_a_few(name: str) -> None:
+    cupy = EmulatedCupy()
+    weights, gradient = (cupy.zeros((300_000,), np.float32) for _ in range(2))
+    state = new_state(OPTIMIZERS[name][0], weights, cupy.kernels())
+    cupy.launches.clear()
+    OPTIMIZERS[name][0].update(weights, gradient, state, 0.1)
+    assert len(cupy.launches) == LAUNCHES.get(name, 1)
+
+
+def test_several_fits_with_other_rates_and_samples_and_evaluations_between_and_a_resumed_epoch(tmp_path: Path) -> None:
+    grid, case = ProcessGrid(), CASES["clipped adamw"]
+    device = emulated(grid, graphs=True)
+    found, expected = (make_trainer(case, grid, device=on) for on in (device, "cpu"))
+    x, y = data(case)
+
+    def fit(samples: Any, targets: Any, epochs: int, stops: int = -1) -> None:
+        for trainer in (found, expected):
+            stop = Calling(should_stop=lambda position: position.minibatches == stops)
+            trainer.fit(samples, targets, epochs=epochs, validation=(x[:7], y[:7]), callbacks=[stop])
+            trainer.predict(x[:3])
+        assert found.evaluate(x, y).loss == pytest.approx(expected.evaluate(x, y).loss, rel=1e-10)
+        assert_arrays_close(found.weights(), expected.weights(), f"{samples.shape} {stops}", TOLERANCE)
+
+    fit(x, y, 2)
+    for trainer in (found, expected):
+        trainer.set_learning_rate(0.002)
+    fit(x[::-1].copy(), y[::-1].copy(), 2)
+    fit(x[:33], y[:33], 3)
+    fit(np.concatenate([x, x]), np.concatenate([y, y]), 3)
+    fit(x, y, 2, stops=2)
+    fit(x, y, 2, stops=3)
+    checkpoint_writer(found, tmp_path, "noise").write(found.progress)
+    found = make_trainer(case, grid, device=emulated(grid, graphs=True))
+    checkpoint, _ = newest_valid(tmp_path, grid.world)
+    found.restore(checkpoint.read_into, checkpoint.manifest.progress)
+    found.set_learning_rate(0.002)
+    fit(x, y, 3)
+    assert cupy_of(found.device).replays == [5, 1]
+
+
+@pytest.mark.parametrize("name", ["clipped", "clipped adamw"])
 def test_a_replayed_step_is_one_launch(name: str) -> None:
     """Samples, rates and losses of an epoch are on the device, which counts the steps."""
     grid = ProcessGrid()
-    assert launches_of_steps(grid, stand_in(grid, graphs=True), name) == [1] * 5
+    assert launches_of_steps(grid, emulated(grid, graphs=True), name) == [1] * 5
 
 
 def launches_of_steps(grid: ProcessGrid, device: TrainingDevice, name: str) -> list[int]:
-    """Pieces of work that the host enqueues in steps 3 to 7, which are replayed."""
-    case, stream = replace(GRAPHS[name], samples=80), kernels_of(device)._cupy.current
+    """Launches by the host in steps 3 to 7, which are replayed."""
+    case, launches = replace(CASES[name], samples=80), cupy_of(device).launches
     trainer, given = make_trainer(case, grid, "float32", device=device, log_every=100), []
-    trainer.fit(*data(case), epochs=1, callbacks=[Calling(should_stop=lambda position: given.append(stream.given))])
+    trainer.fit(*data(case), epochs=1, callbacks=[Calling(should_stop=lambda position: given.append(len(launches)))])
     return np.diff(given)[1:6].tolist()
 
 
 @pytest.mark.mpi(ranks=[2])
 def test_a_replayed_step_of_batch_ranks_is_one_launch(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, batch=2)
-    assert launches_of_steps(grid, stand_in(grid, "nccl", comm, graphs=True), "clipped") == [1] * 5
+    assert launches_of_steps(grid, emulated(grid, "nccl", comm, graphs=True), "clipped") == [1] * 5
 
 
 def test_graphs_are_kept_for_later_fits_with_samples_in_the_same_memory() -> None:
     case, grid = Case(), ProcessGrid()
-    device = stand_in(grid, graphs=True)
+    device = emulated(grid, graphs=True)
     (x, y), found, expected = data(case), *(make_trainer(case, grid, device=on) for on in (device, "cpu"))
     for trainer in (found, expected):
         trainer.fit(x, y, epochs=2)
         trainer.fit(x, y, epochs=1)
         trainer.fit(x[::-1], y[::-1], epochs=2)
     assert_arrays_close(found.weights(), expected.weights(), "other samples", EXACTLY)
-    assert kernels_of(device).replays == [14, 4]  # of 15 steps of ten samples, and 5 of the rest
-    for trainer in (found, expected):
-        trainer.fit(x[:-3], y[:-3], epochs=2)
-    assert_arrays_close(found.weights(), expected.weights(), "fewer samples", EXACTLY)
-    assert kernels_of(device).replays[:2] == [14, 4]
-    assert sum(kernels_of(device).replays[2:]) > 0
+    assert cupy_of(device).replays == [14, 4]  # of 15 steps of ten samples, and 5 of the rest
 
 
 def test_more_samples_in_a_minibatch_than_before_make_new_graphs() -> None:
     case, grid = Case(batch_size=10**9), ProcessGrid()
-    device = stand_in(grid, graphs=True)
+    device = emulated(grid, graphs=True)
     (x, y), found, expected = data(case), *(make_trainer(case, grid, device=on) for on in (device, "cpu"))
     for trainer in (found, expected):
         for samples in (20, 20, 30, 20):
             trainer.fit(x[:samples], y[:samples], epochs=4)
     assert_arrays_close(found.weights(), expected.weights(), "growing minibatches", EXACTLY)
-    assert sum(kernels_of(device).replays) > 8
-
-
-def test_a_step_that_cuda_cannot_capture_is_launched_kernel_by_kernel_unless_graphs_are_required() -> None:
-    def refused(work: Callable[[], None]) -> Callable[[], None]:
-        """What a failed capture leaves behind: calls were made, but nothing is computed."""
-        kernels.record(work)
-        raise RuntimeError("operation not permitted when stream is capturing")
-
-    case, grid = GRAPHS["adamw"], ProcessGrid()
-    device = stand_in(grid, graphs="auto")
-    kernels = kernels_of(device)
-    with pytest.warns(RuntimeWarning, match="CUDA cannot capture a step .*not permitted") as warned:
-        check_against_reference(case, grid, device=replace(device, capture=StepCapture(refused, required=False)))
-    assert len(warned) == 1
-    assert sum(kernels.replays) == 0
-    trainer = make_trainer(case, grid, device=replace(device, capture=StepCapture(refused)))
-    with pytest.raises(RuntimeError, match="not permitted"):
-        trainer.fit(*data(case), epochs=1)
+    assert sum(cupy_of(device).replays) > 8
 
 
 @pytest.mark.mpi(ranks=[2])
@@ -118,11 +181,11 @@ def test_batch_ranks_replay_steps(comm: MPI.Intracomm, monkeypatch: pytest.Monke
     uneven = Case(samples=21, optimizer="adamw", schedule="warmup-linear")
     for bucket_bytes in (DEVICE_BUCKETS.bucket_bytes, 8):
         monkeypatch.setattr(Staging, "buckets", replace(DEVICE_BUCKETS, bucket_bytes=bucket_bytes))
-        for case in (CLIPPED, uneven, replace(CASES["adam"], overlap=False)):
+        for case in (CLIPPED, uneven, replace(CASES["selu"], overlap=False)):
             grid = ProcessGrid(comm, batch=comm.size)
-            device = stand_in(grid, "nccl", comm, graphs=True)
+            device = emulated(grid, "nccl", comm, graphs=True)
             check(case, grid, device)
-            assert kernels_of(device).replays == ([5, 2] if case is uneven else [8, 2])
+            assert cupy_of(device).replays == ([5, 2] if case is uneven else [8, 2])
 
 
 @pytest.mark.mpi(ranks=[2])
@@ -132,7 +195,7 @@ def test_replays_count_as_steps(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyP
     for graphs in (False, True):
         grid, figures = ProcessGrid(comm, batch=2), []
         recorder = grid.recorder
-        trainer = make_trainer(case, grid, device=stand_in(grid, "nccl", comm, graphs=graphs))
+        trainer = make_trainer(case, grid, device=emulated(grid, "nccl", comm, graphs=graphs))
         entered = grid.batch_group._channel.entered
         bytes_before, messages_before = recorder.bytes_sent, recorder.messages
 
@@ -155,11 +218,11 @@ def test_replays_count_as_steps(comm: MPI.Intracomm, monkeypatch: pytest.MonkeyP
     assert told[0] == told[1]
 
 
-def recorded(comm: MPI.Intracomm) -> tuple[Trainer, StandInCupy]:
+def recorded(comm: MPI.Intracomm) -> tuple[Trainer, EmulatedCupy]:
     """A trainer of two ranks with graphs of both sizes of minibatch."""
     grid = ProcessGrid(comm, batch=2)
-    device = stand_in(grid, "nccl", comm, graphs=True)
-    cupy = kernels_of(device)._cupy
+    device = emulated(grid, "nccl", comm, graphs=True)
+    cupy = cupy_of(device)
     trainer = run(Case(epochs=2), grid, device=device)
     assert cupy.ended == []
     return trainer, cupy
@@ -172,7 +235,7 @@ def test_graphs_are_destroyed_before_their_connection(comm: MPI.Intracomm) -> No
     trainer.grid.attach_device(TransportFactory("nccl", Device(cupy)))
     assert cupy.ended == ["graph", "graph", "connection"]
     trainer.fit(*data(Case()), epochs=1)
-    assert cupy.launches[2:] == [3, 1]
+    assert cupy.replays[2:] == [3, 1]
     assert_arrays_close(trainer.weights(), run(Case(), trainer.grid, device="cpu").weights(), "anew", EXACTLY)
     trainer.free()
     assert cupy.ended == ["graph", "graph", "connection", "graph", "graph"]
@@ -187,7 +250,7 @@ def test_no_graphs_without_a_connection(comm: MPI.Intracomm) -> None:
     assert cupy.ended == ["graph", "graph", "connection"]
     trainer.fit(*data(Case()), epochs=1)
     assert_arrays_close(trainer.weights(), run(Case(), trainer.grid, device="cpu").weights(), "staged", EXACTLY)
-    assert len(cupy.launches) == 2
+    assert len(cupy.replays) == 2
 
 
 @pytest.mark.mpi(ranks=[2])
@@ -204,16 +267,13 @@ def test_graphs_are_destroyed_first_without_an_explicit_end(comm: MPI.Intracomm,
 @pytest.mark.mpi(ranks=[2])
 def test_no_graphs_on_any_rank_if_the_samples_of_one_do_not_fit(comm: MPI.Intracomm) -> None:
     grid = ProcessGrid(comm, batch=2)
-    device = stand_in(grid, "nccl", comm, free=0 if comm.rank else 1 << 40, graphs=True)
+    device = emulated(grid, "nccl", comm, free=0 if comm.rank else 1 << 40, graphs=True)
     check(Case(epochs=2), grid, device)
-    assert kernels_of(device).replays == []
+    assert cupy_of(device).replays == []
 
 
 @pytest.mark.mpi(ranks=[2])
 def test_batch_ranks_capture_graphs_with_nccl(comm: MPI.Intracomm) -> None:
-    def make(*, tf32: bool, progress: Any) -> Any:
-        return kernels_of(stand_in(ProcessGrid(comm)))
-
     one_by_one = "Imaginary, GPU 0 of 1, kernels launched one by one: "
     for transport, gpu_of, how, why in (
         (
@@ -227,7 +287,9 @@ def test_batch_ranks_capture_graphs_with_nccl(comm: MPI.Intracomm) -> None:
         ("nccl", str, {"model": 2}, one_by_one + "graphs need a single rank, or batch ranks only"),
         ("nccl", str, {"pipeline": 2}, one_by_one + "graphs need a single rank, or batch ranks only"),
     ):
-        grid, cupy = ProcessGrid(comm, **how), cupy_with_a_gpu(comm, gpu_of(comm.rank))
-        device = resolve_device(DeviceOptions("gpu", transport, graphs=True), grid, lambda cupy=cupy: cupy, make)
+        grid, cupy = ProcessGrid(comm, **how), EmulatedCupy(comm, place=gpu_of(comm.rank))
+        device = resolve_device(
+            DeviceOptions("gpu", transport, graphs=True), grid, lambda cupy=cupy: cupy, cupy.kernels
+        )
         assert device.why == why
         assert (device.capture is None) == ("one by one" in why)

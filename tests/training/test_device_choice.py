@@ -16,36 +16,25 @@ from hybridnn.gpu.device_choice import choose_device, choose_device_together
 from hybridnn.gpu.setup import TransportChoice, choose_transport, cuda_support
 from hybridnn.training.config import DeviceOptions
 from hybridnn.training.device import resolve_device
-from training.stand_in_training import cupy_with_a_gpu, kernels_of, stand_in
+from reference.emulated_device import CudaError, EmulatedCupy
+from training.emulated_training import cupy_of, emulated
 
 
 def cupy_with(places: list[str], *, nccl: bool = True, answers: bool = True) -> Any:
-    """Stand-in for CuPy with one GPU at each PCI bus ID of `places`."""
-    current = [0]
-
-    class CudaError(RuntimeError): ...
+    """An emulated CuPy with one GPU at each PCI bus ID of `places`."""
+    cupy: Any = EmulatedCupy()
+    current = cupy.chosen = [0]
 
     def memory() -> tuple[int, int]:
         if not answers:
             raise CudaError("cudaErrorDevicesUnavailable: all CUDA-capable devices are busy or unavailable")
         return 1, 2
 
-    runtime = SimpleNamespace(
-        CUDARuntimeError=CudaError,
-        getDeviceCount=lambda: len(places),
-        getDevice=lambda: current[0],
-        getDeviceProperties=lambda index: {"name": b"Card"},
-        deviceGetPCIBusId=lambda index: places[index],
-        memGetInfo=memory,
-        runtimeGetVersion=lambda: 12090,
-    )
-
-    def device(index: int) -> Any:
-        return SimpleNamespace(use=lambda: current.__setitem__(0, index))
-
-    return SimpleNamespace(
-        cuda=SimpleNamespace(runtime=runtime, Device=device, nccl=SimpleNamespace(available=nccl)), current=current
-    )
+    more = {"getDeviceCount": lambda: len(places), "getDevice": lambda: current[0], "memGetInfo": memory}
+    vars(cupy.cuda.runtime).update(more, deviceGetPCIBusId=lambda index: places[index])
+    cupy.cuda.Device = lambda index: SimpleNamespace(use=lambda: current.__setitem__(0, index))
+    cupy.cuda.nccl = SimpleNamespace(available=nccl)
+    return cupy
 
 
 def missing() -> Any:
@@ -56,8 +45,8 @@ def test_the_ranks_of_a_node_get_its_gpus_in_turn() -> None:
     cupy = cupy_with(["a", "b", "c"])
     for node_rank, index in enumerate([0, 1, 2, 0, 1]):
         choice = choose_device("gpu", node_rank, lambda: cupy)
-        assert (choice.kind, choice.index, choice.why) == ("gpu", index, f"Card, GPU {index} of 3")
-        assert (choice.cupy, cupy.current) == (cupy, [index])
+        assert (choice.kind, choice.index, choice.why) == ("gpu", index, f"Imaginary, GPU {index} of 3")
+        assert (choice.cupy, cupy.chosen) == (cupy, [index])
 
 
 def test_auto_is_the_cpu_without_a_gpu_and_gives_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +138,7 @@ def test_without_a_gpu_the_cpu_trains_and_says_why() -> None:
 @pytest.mark.mpi(ranks=[1, 2])
 @pytest.mark.parametrize("error", [MemoryError("Out of memory allocating 33,554,432 bytes\nmore"), "streams", "cuBLAS"])
 def test_a_gpu_that_does_not_start_on_a_rank_is_one_line_on_all(comm: MPI.Intracomm, error: Any) -> None:
-    grid, cupy = ProcessGrid(comm), cupy_with_a_gpu()
+    grid, cupy = ProcessGrid(comm), EmulatedCupy(free=1)
 
     def fail(*_: Any, **__: Any) -> Any:
         if error == "cuBLAS":
@@ -165,7 +154,7 @@ def test_a_gpu_that_does_not_start_on_a_rank_is_one_line_on_all(comm: MPI.Intrac
     found = {"cuBLAS": "cublasCreate failed with status 3, out of memory", "streams": "cudaErrorMemoryAllocation"}
     assert device.kind == "cpu"
     assert f"the GPU does not start ({found.get(str(error), 'Out of memory')}" in device.why
-    assert "1 of its 2 bytes are free); nvidia-smi shows" in device.why
+    assert "; 1 of its 1,099,511,627,776 bytes are free); nvidia-smi shows" in device.why
     assert device.why.endswith(f" on rank {comm.size - 1}")
     assert "\n" not in device.why
     with pytest.raises(EnvironmentProblem) as raised:
@@ -175,10 +164,10 @@ def test_a_gpu_that_does_not_start_on_a_rank_is_one_line_on_all(comm: MPI.Intrac
 
 def test_class_weights_choose_the_cpu() -> None:
     grid = ProcessGrid()
-    device = resolve_device("auto", grid, cupy_with_a_gpu, class_weight="balanced")
+    device = resolve_device("auto", grid, EmulatedCupy, class_weight="balanced")
     assert (device.kind, device.why) == ("cpu", "training.class_weight needs the CPU")
     with pytest.raises(SettingError, match=r"training.class_weight = 'balanced': needs the CPU: device.name = 'cpu'"):
-        Trainer(MLP([3, 2]), grid=grid, device=stand_in(grid), class_weight="balanced")
+        Trainer(MLP([3, 2]), grid=grid, device=emulated(grid), class_weight="balanced")
 
 
 @pytest.mark.parametrize("name", ["auto", "gpu"])
@@ -189,14 +178,14 @@ def test_a_gpu_is_taken_with_the_requested_precision(name: str) -> None:
     def make(*, tf32: bool, progress: Any) -> Any:
         assert progress is None  # a single rank makes no progress for others
         precisions.append(tf32)
-        return kernels_of(stand_in(grid))
+        return EmulatedCupy().kernels()
 
-    device = resolve_device(DeviceOptions(name, tf32=True, graphs=False), grid, cupy_with_a_gpu, make)
+    device = resolve_device(DeviceOptions(name, tf32=True, graphs=False), grid, EmulatedCupy, make)
     assert (device.kind, device.why, device.transport) == ("gpu", "Imaginary, GPU 0 of 1", "staging")
     assert precisions == [True]
     assert device.capture is None
     for options in (DeviceOptions(name), DeviceOptions(name, graphs=True)):
-        replayed = resolve_device(options, grid, cupy_with_a_gpu, make)
+        replayed = resolve_device(options, grid, EmulatedCupy, make)
         assert replayed.why.endswith("steps replayed as CUDA graphs if samples are in GPU memory")
         assert replayed.capture.required == (options.graphs is True)
 
@@ -227,11 +216,11 @@ def test_several_ranks_load_all_kernels_before_cuda_starts(
 def test_where_nccl_does_not_start_on_a_rank_arrays_are_staged_and_the_header_says_why(comm: MPI.Intracomm) -> None:
     def make(*, tf32: bool, progress: Any) -> Any:
         assert progress is not None  # the other rank may need this one while it waits for its device
-        return kernels_of(stand_in(ProcessGrid()))
+        return EmulatedCupy().kernels()
 
     problem = "NCCL cannot connect the ranks (KeyError: 6; NCCL_DEBUG=INFO makes it say more) on rank 1"
     for transport in ("auto", "nccl"):
-        grid, cupy = ProcessGrid(comm), cupy_with_a_gpu(comm, f"bus {comm.rank}")
+        grid, cupy = ProcessGrid(comm), EmulatedCupy(comm, place=f"bus {comm.rank}")
         cupy.cuda.nccl.failing = {1}
         options = DeviceOptions("gpu", transport, graphs=True)
         if transport == "nccl":
@@ -250,8 +239,8 @@ def test_a_trainer_ends_the_connections_of_a_device_that_it_chose(
 ) -> None:
     for given in (False, True):
         grid = ProcessGrid(comm)
-        device = stand_in(grid, "nccl", comm)
-        cupy = kernels_of(device)._cupy
+        device = emulated(grid, "nccl", comm)
+        cupy = cupy_of(device)
         monkeypatch.setattr("hybridnn.training.trainer.resolve_device", lambda wanted, grid, device=device, **_: device)
         trainer = Trainer(MLP([3, 2]), grid=grid, device=device if given else "gpu")
         trainer.fit(np.ones((9, 3)), np.zeros(9, int), epochs=1)

@@ -26,10 +26,12 @@ constexpr REAL LOWEST = -3.4e+38f;  // below every logit, and finite: infinity m
 
 // Cross-entropy of the softmax of logits of shape (classes, samples), by log-sum-exp. A block processes as many samples
 // at a time as it has threads along x; the threads along y share the classes. A label out of range makes the loss NaN.
+// The exponentials are summed in float64: one after another, those of a million classes would lose three digits of float32.
 KERNEL cross_entropy(
     const REAL* logits, const Index* labels, REAL* gradient, REAL* loss, Index classes, Index samples, double scale,
     double* parts, unsigned* arrived) {
-    __shared__ REAL peaks[MOST_WARPS * WARP], sums[MOST_WARPS * WARP];
+    __shared__ REAL peaks[MOST_WARPS * WARP];
+    __shared__ double sums[MOST_WARPS * WARP];
     const int lane = threadIdx.x, group = threadIdx.y, groups = blockDim.y, width = blockDim.x;
     const REAL factor = static_cast<REAL>(scale);
     const Index stride = static_cast<Index>(gridDim.x) * width;
@@ -38,7 +40,8 @@ KERNEL cross_entropy(
         const Index sample = first + lane;
         const bool is_sample = sample < samples;
         // The sum of exp(z - peak) over the classes of this thread, with the largest logit so far as peak.
-        REAL peak = LOWEST, sum = 0;
+        REAL peak = LOWEST;
+        double sum = 0;
         for (Index c = group; is_sample && c < classes; c += groups) {
             const REAL z = logits[c * samples + sample];
             if (z > peak) {
@@ -61,11 +64,12 @@ KERNEL cross_entropy(
             const bool is_class = label >= 0 && label < classes;
             sum_of_losses += is_class ? log(sum) - (logits[label * samples + sample] - peak) : nan("");
         }
+        const REAL total_of_sample = static_cast<REAL>(sum);
         // Before the gradient may overwrite the label's logit, and the next samples the sums.
         if (groups > 1) __syncthreads();
         for (Index c = group; is_sample && c < classes; c += groups) {
             const Index j = c * samples + sample;
-            gradient[j] = (exp(logits[j] - peak) / sum - (c == label ? 1 : 0)) * factor;
+            gradient[j] = (exp(logits[j] - peak) / total_of_sample - (c == label ? 1 : 0)) * factor;
         }
     }
     if (sum_of_grid(sum_of_losses, parts, arrived, &total)) *loss = static_cast<REAL>(total);

@@ -19,8 +19,8 @@ from hybridnn.gpu.device_choice import choose_device
 from hybridnn.gpu.nccl import Nccl
 from hybridnn.gpu.setup import TransportFactory, choose_transport, cuda_support
 from hybridnn.parallel.grid import ProcessGrid
+from reference.emulated_device import data_of
 from reference.group_calls import CALLS, Case, allreduce
-from reference.stand_in_device import data_of
 
 if TYPE_CHECKING:
     from mpi4py import MPI

@@ -1,17 +1,21 @@
-"""Stand-in for CuPy, NCCL and a GPU, which executes enqueued work only when the program waits for it.
+"""Emulated GPU, CuPy and NCCL: the real kernels through the real launches, by rules at least as strict as CuPy's.
 
 Work in a stream is executed when the program waits for an event or the stream; a query executes one piece of work. So
 a program that reads device memory or pinned memory too early gets old values, and memory that is reused too early is
-overwritten. The memory is host memory, so MPI can use the address of an array.
+overwritten. Memory that was freed is overwritten too, in the order of its stream, and stays mapped: a graph that still
+uses it computes NaN. The memory is host memory, so MPI can use the address of an array.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections import deque
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property, partial
+from math import prod
 from threading import Event as ThreadEvent
+from threading import local
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 from weakref import WeakValueDictionary, finalize, ref
@@ -20,9 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hybridnn.comm.group import Group
-from hybridnn.gpu.device import Device
+from hybridnn.gpu.cublas import CublasProducts
+from hybridnn.gpu.cupy_kernels import CupyKernels
+from hybridnn.gpu.device import Device, Progress
 from hybridnn.gpu.setup import TransportFactory
 from hybridnn.parallel.grid import ProcessGrid
+from reference.emulated_kernels import cublas, kernel
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -34,7 +41,7 @@ class Stream:
     A `device` can make it the current stream.
     """
 
-    def __init__(self, device: StandInCupy | None = None) -> None:
+    def __init__(self, device: EmulatedCupy | None = None) -> None:
         self._work: deque[Callable[[], None] | Event] = deque()
         self._device, self._before = device, self
         self.capture: Capture | None = None
@@ -55,6 +62,11 @@ class Stream:
             self.capture.lines[self].append(work)
             return
         self._work.append(work)
+        self.given += 1
+
+    def free(self, memory: NDArray[np.uint8]) -> None:
+        """Overwrite memory after the work that was enqueued before: the pool gives it to the next array."""
+        self._work.append(partial(memory.fill, FREED))
         self.given += 1
 
     def wait_event(self, event: Event) -> None:
@@ -177,14 +189,15 @@ class Capture:
 class Graph:
     """Captured work, which can be launched in a stream."""
 
-    def __init__(self, capture: Capture, device: StandInCupy) -> None:
-        self._capture, self._launches, self._number = capture, device.launches, len(device.launches)
-        device.launches.append(0)
+    def __init__(self, capture: Capture, device: EmulatedCupy) -> None:
+        self._capture, self._device, self._number = capture, device, len(device.replays)
+        device.replays.append(0)
         finalize(self, device.ended.append, "graph")
 
     def launch(self, stream: Stream) -> None:
         """Start copies of the captured streams after the work of `stream`, which waits for the first of them."""
-        self._launches[self._number] += 1
+        self._device.replays[self._number] += 1
+        self._device.launches.append(("graph", (), ()))
         origin, lines = self._capture.origin, {line: Stream() for line in self._capture.lines}
         before = Event()
         before.record(stream)
@@ -204,24 +217,41 @@ class Graph:
 
 def refuse(condition: bool, message: str) -> None:
     if condition:
-        raise StandInError(message)
+        raise CudaError(message)
 
 
-class StandInError(RuntimeError):
-    """An error of CUDA."""
+class CudaError(RuntimeError):
+    """An error of CUDA or of CuPy."""
 
 
 STALE = 99
-"""Content of memory before it is written."""
+"""Content of pinned memory, and of arrays of `EmulatedCupy.compute`, before they are written."""
+FREED = 0xFF
+"""Bytes of memory that is free or not written yet: NaN, and -1."""
+LARGE = 1 << 24
+"""Bytes of memory that is not overwritten when it is freed, and may then be unmapped: the workspace of cuBLAS."""
+
+
+class Memory:
+    """Bytes of the device, at a multiple of 512."""
+
+    def __init__(self, device: EmulatedCupy, nbytes: int) -> None:
+        raw = np.empty(nbytes + 512, np.uint8)
+        start = -raw.ctypes.data % 512
+        self.bytes = raw[start : start + nbytes]
+        if nbytes < LARGE:
+            self.bytes.fill(FREED)
+            device.mapped.append(raw)
+            finalize(self, device.current.free, self.bytes).atexit = False
 
 
 class DeviceArray(np.lib.mixins.NDArrayOperatorsMixin):
-    """Array whose elements are accessible only through the methods of CuPy."""
+    """Array whose elements are accessible only through the methods of CuPy, with CuPy's own checks."""
 
-    def __init__(self, memory: NDArray[Any], device: StandInCupy) -> None:
-        self._memory, self._device = memory, device
+    def __init__(self, memory: NDArray[Any], device: EmulatedCupy, owner: Memory | None = None) -> None:
+        self._memory, self._device, self._owner = memory, device, owner
         self.data = SimpleNamespace(ptr=memory.ctypes.data if memory.size else 0)
-        self.dtype, self.shape, self.size = memory.dtype, memory.shape, memory.size
+        self.dtype, self.shape, self.size, self.strides = memory.dtype, memory.shape, memory.size, memory.strides
         self.nbytes, self.itemsize, self.flags = memory.nbytes, memory.itemsize, memory.flags
         self.__cuda_array_interface__ = {**memory.__array_interface__, "version": 3, "stream": None}
 
@@ -231,74 +261,197 @@ class DeviceArray(np.lib.mixins.NDArrayOperatorsMixin):
     def __array__(self, *_: Any, **__: Any) -> NDArray[Any]:
         raise TypeError("implicit conversion to a host array")
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any, **options: Any) -> Any:
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = (None,), **options: Any) -> Any:
         assert method == "__call__"
         assert not options
+        assert not any(isinstance(item, np.ndarray) for item in inputs), "an array of the host"
         memories = [item._memory if isinstance(item, DeviceArray) else item for item in inputs]
-        self._device.current.enqueue(lambda: ufunc(*memories, out=out[0]._memory))
-        return out[0]
+        dtype = np.result_type(*memories)
+        target = self._device.empty(np.broadcast_shapes(*map(np.shape, memories)), dtype) if out[0] is None else out[0]
+        assert dtype == target.dtype, f"{ufunc.__name__} computes in {dtype}, for {target.dtype}"
+        for item in inputs:
+            self._device.copy_if_it_overlaps(item, target)
+        self._device.launch(ufunc.__name__, lambda: ufunc(*memories, out=target._memory))
+        return target
 
     def __getitem__(self, key: Any) -> DeviceArray:
-        return DeviceArray(self._memory[key], self._device)
+        return self._view(self._memory[key])
 
     def __setitem__(self, key: Any, value: DeviceArray | float) -> None:
-        assert isinstance(value, DeviceArray | int | float)
-        target, source = self._memory[key], value._memory if isinstance(value, DeviceArray) else value
-        self._device.current.enqueue(lambda: np.copyto(target, source))
+        self._device.assign(self[key], value)
+
+    def fill(self, value: float) -> None:
+        self._device.assign(self, value)
 
     @property
     def T(self) -> DeviceArray:  # noqa: N802 - name in CuPy
-        return DeviceArray(self._memory.T, self._device)
+        return self._view(self._memory.T)
 
     def reshape(self, *shape: int) -> DeviceArray:
-        return DeviceArray(self._memory.reshape(*shape), self._device)
+        return self._view(self._memory.reshape(*shape))
+
+    def _view(self, memory: Any) -> DeviceArray:
+        assert isinstance(memory, np.ndarray), "a single element"
+        assert not memory.size or np.may_share_memory(memory, self._memory), "CuPy copies"
+        return DeviceArray(memory, self._device, self._owner)
 
     def get(self, stream: Stream | None = None, out: Any = None, blocking: bool = True) -> None:
         self._require_like(out)
         stream = stream or self._device.current
+        refuse(stream.capture is not None, "the stream is capturing, so D2H transfers are disallowed")
         stream.enqueue(lambda: np.copyto(out, self._memory))
         if blocking:
             stream.synchronize()
 
     def set(self, source: NDArray[Any], stream: Stream | None = None) -> None:
         self._require_like(source)
+        stream = stream or self._device.current
+        refuse(stream.capture is not None, "the stream is capturing, so H2D transfers are disallowed")
+        if stream is self._device.current:
+            self._device.brought.append(self.size)
         if not self._device.is_pinned(source):
             source = source.copy()  # as CUDA does for memory that is not pinned
-        (stream or self._device.current).enqueue(lambda: np.copyto(self._memory, source))
+        stream.enqueue(lambda: np.copyto(self._memory, source))
 
     def _require_like(self, host: NDArray[Any]) -> None:
         assert isinstance(host, np.ndarray)
         assert (host.shape, host.dtype) == (self.shape, self.dtype)
         assert host.flags.c_contiguous
+        assert self.flags.c_contiguous, "CuPy refuses it, or makes a temporary array"
 
 
-class StandInCupy:
-    """The functions of the module ``cupy`` that the transports use; the stand-in for NCCL connects the ranks of `comm`.
+class EmulatedCupy:
+    """What the package uses of the module ``cupy``, with one GPU; NCCL connects the ranks of `comm`.
 
-    `launches` has the number of launches of each graph, and `ended` the kinds of destroyed graphs and connections, in
-    order; aborted connections have a kind of their own.
+    Attributes
+    ----------
+    launches : list
+        Name, grid and block of every kernel, ufunc and graph that the host launched.
+    replays : list of int
+        Number of launches of each graph.
+    ended : list of str
+        Kinds of destroyed graphs and connections, in order; aborted connections have a kind of their own.
+    fetched, brought : list of int
+        Elements of each copy that the host waited for, and of each copy to the device in the current stream.
+    failing : dict
+        Status of functions of cuBLAS that fail.
     """
 
-    def __init__(self, comm: MPI.Intracomm | None = None) -> None:
-        self.current = Stream(self)
-        self._pinned: list[NDArray[np.uint8]] = []
-        self.launches: list[int] = []
+    __version__ = "14.2.0"
+    add = staticmethod(np.add)
+
+    def __init__(self, comm: MPI.Intracomm | None = None, free: int = 1 << 40, place: str = "") -> None:
+        self.launches: list[tuple[Any, ...]] = []
+        self.replays: list[int] = []
         self.ended: list[str] = []
+        self.fetched: list[int] = []
+        self.brought: list[int] = []
+        self.failing: dict[str, int] = {}
+        self.streams: list[Stream] = []
+        self.mapped: list[NDArray[np.uint8]] = []
+        self._pinned: list[NDArray[np.uint8]] = []
+        self._default, self._thread = self._new_stream(), local()
+        self._allocator: Callable[[int], Any] | None = None
+        runtime = SimpleNamespace(
+            CUDARuntimeError=CudaError,
+            eventQuery=Event.query,
+            getDevice=lambda: 0,
+            setDevice=lambda index: None,
+            getDeviceCount=lambda: 1,
+            getDeviceProperties=lambda index: {"name": b"Imaginary"},
+            deviceGetPCIBusId=lambda index: place,
+            memGetInfo=lambda: (free, 1 << 40),
+            runtimeGetVersion=lambda: 12090,
+        )
         self.cuda = SimpleNamespace(
-            runtime=SimpleNamespace(
-                CUDARuntimeError=StandInError,
-                eventQuery=Event.query,
-                getDevice=lambda: 0,
-                setDevice=lambda index: None,
-            ),
+            runtime=runtime,
+            Device=lambda index: SimpleNamespace(use=lambda: None),
             Stream=self._new_stream,
             Event=Event,
             get_current_stream=lambda: self.current,
             alloc_pinned_memory=self._pin,
-            using_allocator=nullcontext,
-            nccl=None if comm is None else StandInNccl(comm, self),
+            using_allocator=self._using_allocator,
+            nccl=None if comm is None else EmulatedNccl(comm, self),
         )
-        self.streams: list[Stream] = []
+
+    @property
+    def current(self) -> Stream:
+        """The current stream of the thread."""
+        stream: Stream = getattr(self._thread, "stream", self._default)
+        return stream
+
+    @current.setter
+    def current(self, stream: Stream) -> None:
+        self._thread.stream = stream
+
+    @cached_property
+    def blas(self) -> Any:
+        return cublas(lambda: self.current.ptr, self.launch, self.failing)
+
+    def kernels(self, *, tf32: bool = False, progress: Progress | None = None) -> CupyKernels:
+        """As `cupy_kernels`, on this device."""
+        return CupyKernels(self, CublasProducts(self, self.blas, tf32), progress)
+
+    def launch(self, name: str, work: Callable[[], Any], grid: Any = (), block: Any = ()) -> None:
+        self.launches.append((name, grid, block))
+        self.current.enqueue(work)
+
+    def RawModule(self, code: str, options: tuple[str, ...]) -> Any:  # noqa: N802 - CuPy's name
+        assert options[:-1] == ("--std=c++17",)
+        real = options[-1].removeprefix("-DREAL=")
+        return SimpleNamespace(get_function=lambda name: kernel(real, code, name, self.launch))
+
+    @contextmanager
+    def _using_allocator(self, allocator: Callable[[int], Any]) -> Iterator[None]:
+        self._allocator, before = allocator, self._allocator
+        try:
+            yield
+        finally:
+            self._allocator = before
+
+    def allocate(self, nbytes: int) -> Memory:
+        if self._allocator is not None:
+            self._allocator(nbytes)
+        refuse(self.current.capture is not None, "the pool takes the memory back, and the graph uses it")
+        return Memory(self, nbytes)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> DeviceArray:
+        dtype = np.dtype(dtype)
+        owner = self.allocate(prod(shape) * dtype.itemsize)
+        return DeviceArray(owner.bytes.view(dtype).reshape(shape), self, owner)
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> DeviceArray:
+        array = self.empty(shape, dtype)
+        array.fill(0)
+        return array
+
+    def asarray(self, host: NDArray[Any]) -> DeviceArray:
+        array = self.empty(host.shape, host.dtype)
+        array.set(np.ascontiguousarray(host))
+        return array
+
+    def asnumpy(self, array: DeviceArray) -> NDArray[Any]:
+        self.fetched.append(array.size)
+        return self.numbers(array)
+
+    def copyto(self, target: DeviceArray, source: DeviceArray) -> None:
+        assert isinstance(source, DeviceArray)
+        self.assign(target, source)
+
+    def assign(self, target: DeviceArray, value: DeviceArray | float) -> None:
+        """Copy an array or a number to an array."""
+        assert isinstance(value, DeviceArray | int | float)
+        self.copy_if_it_overlaps(value, target)
+        source = value._memory if isinstance(value, DeviceArray) else value
+        self.launch("copy", lambda: np.copyto(target._memory, source))
+
+    def copy_if_it_overlaps(self, item: Any, target: DeviceArray) -> None:
+        """As ``_copy_in_args_if_needed``: an input of a ufunc that is not the output, but shares its memory."""
+        if isinstance(item, DeviceArray) and item is not target and np.may_share_memory(item._memory, target._memory):
+            self.allocate(item.nbytes)
+
+    def get_default_memory_pool(self) -> Any:
+        return SimpleNamespace(free_bytes=lambda: 0, free_all_blocks=lambda: None)
 
     @property
     def pinned_bytes(self) -> int:
@@ -306,12 +459,10 @@ class StandInCupy:
 
     def compute(self, values: NDArray[Any]) -> DeviceArray:
         """An array that the current stream will fill with `values`."""
-        memory = np.full_like(values, STALE)
-        self.current.enqueue(lambda: np.copyto(memory, values))
-        return DeviceArray(memory, self)
-
-    def zeros(self, shape: tuple[int, ...], dtype: Any) -> DeviceArray:
-        return self.compute(np.zeros(shape, dtype))
+        array = self.empty(values.shape, values.dtype)
+        array._memory.fill(STALE)
+        self.current.enqueue(lambda: np.copyto(array._memory, values))
+        return array
 
     def numbers(self, array: DeviceArray) -> NDArray[Any]:
         """The elements of `array` after all work of the current stream."""
@@ -333,7 +484,7 @@ class StandInCupy:
 NAME = b"the ranks of one test"
 
 
-class StandInNccl:
+class EmulatedNccl:
     """Connections of all ranks; the calls of a group are enqueued when it ends.
 
     `calls` has the names of all collectives after the first, which connects the ranks. Those in `failing` cannot; the
@@ -343,7 +494,7 @@ class StandInNccl:
 
     NCCL_SUM, NCCL_MAX = "sum", "max"
 
-    def __init__(self, comm: MPI.Intracomm, device: StandInCupy) -> None:
+    def __init__(self, comm: MPI.Intracomm, device: EmulatedCupy) -> None:
         self.comm, self.device = comm, device
         self.grouped: list[tuple[Any, Callable[[], None]]] | None = None
         self.calls: list[str] = []
@@ -361,9 +512,9 @@ class StandInNccl:
         assert self.comm.rank == 0
         return NAME
 
-    def NcclCommunicator(self, size: int, unique_id: bytes, rank: int) -> StandInCommunicator:  # noqa: N802
+    def NcclCommunicator(self, size: int, unique_id: bytes, rank: int) -> EmulatedCommunicator:  # noqa: N802
         assert (size, rank, unique_id) == (self.comm.size, self.comm.rank, NAME)
-        return StandInCommunicator(self)
+        return EmulatedCommunicator(self)
 
     def connect(self, rank: int) -> None:
         """What the first collective does."""
@@ -382,10 +533,10 @@ class StandInNccl:
             stream.enqueue(call)
 
 
-class StandInCommunicator:
+class EmulatedCommunicator:
     """A connection: collectives by MPI, in the order of a stream, on memory at an address."""
 
-    def __init__(self, nccl: StandInNccl) -> None:
+    def __init__(self, nccl: EmulatedNccl) -> None:
         self._nccl, self._comm = nccl, nccl.comm
         self._recorded_in: list[Any] = []
         self._number = nccl.connections
@@ -403,7 +554,7 @@ class StandInCommunicator:
     def check_async_error(self) -> None:
         assert self._is_open
         if self._nccl.problem:
-            raise StandInError(self._nccl.problem)
+            raise CudaError(self._nccl.problem)
 
     def _end(self, how: str) -> None:
         assert self._is_open
@@ -467,8 +618,8 @@ def device_of(group: Group) -> Device:
     return group._transports.device
 
 
-def device_group(comm: MPI.Intracomm, name: Any, chunk: int = ONE_MESSAGE, **how: Any) -> tuple[Group, StandInCupy]:
-    """The batch group of all ranks, with a stand-in device and the named transport."""
-    grid, cupy = ProcessGrid(comm, **how), StandInCupy(comm)
+def device_group(comm: MPI.Intracomm, name: Any, chunk: int = ONE_MESSAGE, **how: Any) -> tuple[Group, EmulatedCupy]:
+    """The batch group of all ranks, on an emulated device and the named transport."""
+    grid, cupy = ProcessGrid(comm, **how), EmulatedCupy(comm)
     grid.attach_device(TransportFactory(name, Device(cupy, chunk)))
     return grid.batch_group, cupy
