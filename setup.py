@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
 HERE = Path(__file__).parent
-# Folders without Python; hybridnn.utils.files.shipped_folder finds them.
-DATA = {"hybridnn.datasets": "datasets", "hybridnn.hpc_jobs": "hpc_jobs"}
+# Folders without Python; hybridnn.utils.files.shipped_folder finds them, in an editable install beside the package.
+# Without them, and with "" as the root, that is one line of a .pth file, which type checkers follow.
+DATA = {} if "editable_wheel" in sys.argv else {"hybridnn.datasets": "datasets", "hybridnn.hpc_jobs": "hpc_jobs"}
 
 # A range would let pip take a newer build, which on Linux brings several gigabytes of CUDA libraries;
 # with this pin the CPU build ("2.13.0+cpu") is taken wherever an index or a folder of wheels offers it.
@@ -79,7 +81,7 @@ setup(
     ],
     python_requires=">=3.10",
     packages=[*find_packages(include=["hybridnn", "hybridnn.*"]), *DATA],
-    package_dir=DATA,
+    package_dir={"": ".", **DATA},
     package_data={
         "hybridnn": ["py.typed"],
         "hybridnn.gpu": ["cuda/*.cu"],
@@ -112,7 +114,7 @@ setup(
         "sklearn": ["scikit-learn>=1.6"],
         "parquet": ["pyarrow"],
         "bench": [TORCH, "scikit-learn", *NOTEBOOK],
-        "dev": [*TEST, "ruff", "mypy", "import-linter", "nox"],
+        "dev": [*TEST, "ruff", "mypy", "pyright", "import-linter", "nox"],
         "docs": ["mkdocs-material", "mkdocstrings[python]"],
     },
     entry_points={"console_scripts": ["hybridnn = hybridnn.__main__:main"]},

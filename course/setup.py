@@ -31,6 +31,8 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.10",
     packages=find_packages(include=["hybridnn_course", "hybridnn_course.*"]),
+    package_dir={"": "."},  # so that an editable install is a .pth file, which type checkers follow
+    package_data={"hybridnn_course": ["py.typed"]},
     install_requires=[f"hybridnn=={version()}"],
     entry_points={"hybridnn.commands": ["course = hybridnn_course.cli.app:app"]},
     zip_safe=False,

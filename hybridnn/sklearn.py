@@ -231,12 +231,12 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
 
     def _random(self) -> np.random.RandomState:
         """The generator of the random state, the same on every rank, also without a random state."""
-        random = check_random_state(self.random_state)
+        random: np.random.RandomState = check_random_state(self.random_state)
         if self.ranks is not None or isinstance(self.random_state, Integral) or (world := all_ranks_group()).size == 1:
             return random
         seed = np.array([draw(random)], np.int64)
         world.broadcast(seed)
-        return check_random_state(int(seed[0]))
+        return np.random.RandomState(seed[0])
 
     def _initial_weights(self, random: np.random.RandomState, dtype: Any) -> dict[str, Array] | None:
         """Weights and biases as scikit-learn draws them; None if the `MLP` draws them, for another initializer."""
@@ -330,8 +330,9 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         self.loss_curve_: list[float] = losses if reset else self.loss_curve_ + losses
         self.loss_ = self.loss_curve_[-1]
         self.n_iter_ = len(losses)
-        self.validation_scores_ = [record.metric for record in records] if self.early_stopping else None
-        self.best_validation_score_ = self.validation_scores_ and max(self.validation_scores_)
+        scores = [record.metric for record in records if record.metric is not None]
+        self.validation_scores_ = scores if self.early_stopping else None
+        self.best_validation_score_ = max(scores) if self.early_stopping else None
         self.best_loss_ = None if self.early_stopping else min(self.loss_curve_)
 
     def __sklearn_is_fitted__(self) -> bool:

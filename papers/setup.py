@@ -31,7 +31,8 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.10",
     packages=["hybridnn_papers"],
-    package_data={"hybridnn_papers": ["*.toml", "studies/*.toml"]},
+    package_dir={"": "."},  # so that an editable install is a .pth file, which type checkers follow
+    package_data={"hybridnn_papers": ["py.typed", "*.toml", "studies/*.toml"]},
     install_requires=[f"hybridnn=={version()}"],
     entry_points={
         "hybridnn.commands": ["formulas = hybridnn_papers.commands:app"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial, reduce, wraps
 from inspect import signature
@@ -16,8 +16,7 @@ import numpy as np
 from hybridnn.comm.agreement import agree
 from hybridnn.errors import SettingError, StateError
 from hybridnn.nn.kernels import HostArray
-from hybridnn.nn.mlp import MLP, resolve_loss
-from hybridnn.nn.optimizers import Optimizer
+from hybridnn.nn.mlp import resolve_loss
 from hybridnn.nn.parameters import check_weights, parameter_shapes
 from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.training.config import OPTIONS, TrainConfig
@@ -76,7 +75,35 @@ def collective(method: Method) -> Method:
     return entered  # type: ignore[return-value]
 
 
-class TrainedNetwork:
+if TYPE_CHECKING:  # type checkers and editors see the options as attributes, and no others
+    _Options = TrainConfig
+else:
+
+    class _Options:
+        """The options of the training as attributes."""
+
+        def __getattr__(self, name: str) -> Any:
+            """An option of the training."""
+            if name == "engine":
+                raise self._freed()
+            if name in FIXED:
+                return getattr(self.config, name)
+            raise self._lacks(name, (*FIXED, *dir(type(self))))
+
+        def __setattr__(self, name: str, value: object) -> None:
+            """Set an attribute: `AttributeError` for those that describe the training, and for unknown ones."""
+            if name in FIXED or (name in MADE and name in self.__dict__):
+                raise AttributeError(f"{name} is fixed; make another {type(self).__name__} for {name}={value!r}")
+            if not (name.startswith("_") or name in MADE or name in STATE or hasattr(type(self), name)):
+                raise self._lacks(name, STATE)
+            super().__setattr__(name, value)
+
+        def _lacks(self, name: str, known: Iterable[str]) -> AttributeError:
+            hint = "" if name.startswith("_") else OTHER_METHODS.get(name) or nearest(name, known)
+            return AttributeError(f"a {type(self).__name__} has no attribute {name!r}" + (f": {hint}" if hint else ""))
+
+
+class TrainedNetwork(_Options):
     """A network on a process grid; every method is collective.
 
     Attributes
@@ -111,38 +138,6 @@ class TrainedNetwork:
     def step(self) -> int:
         """Updates done so far: ``progress.step``."""
         return self._state.step
-
-    @property
-    def model(self) -> MLP:
-        """The network."""
-        return self.config.model
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """The optimizer."""
-        return self.config.optimizer
-
-    def __getattr__(self, name: str) -> Any:
-        """An option of the training."""
-        if name == "engine":
-            raise self._freed()
-        if name in OPTIONS or name == "schedule":
-            return getattr(self.config, name)
-        hint = OTHER_METHODS.get(name) or ("" if name.startswith("_") else nearest(name, (*OPTIONS, *dir(type(self)))))
-        raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}" + (f": {hint}" if hint else ""))
-
-    def __setattr__(self, name: str, value: object) -> None:
-        """Set an attribute: `AttributeError` for those that describe the training, and for unknown ones."""
-        if name in FIXED or (name in MADE and name in self.__dict__):
-            raise AttributeError(f"{name} is fixed; make another {type(self).__name__} for {name}={value!r}")
-        if not (name.startswith("_") or name in MADE or name in STATE or hasattr(type(self), name)):
-            hint = (
-                OTHER_METHODS.get(name)
-                or nearest(name, STATE)
-                or f"{', '.join(STATE[:2])} and names that begin with _ can be set"
-            )
-            raise AttributeError(f"a {type(self).__name__} has no attribute {name!r}: {hint}")
-        super().__setattr__(name, value)
 
     def set_learning_rate(self, lr: float) -> None:
         """Train with another base learning rate; call it on every rank.
