@@ -11,7 +11,10 @@ from hybridnn.pipeline.schedules.schedule import Schedule
 def small(method: str, stages: int, minibatches: int = 3, chunks: int = 2, **options: Any) -> Schedule:
     """A schedule with two microbatches per stage, and with `chunks` chunks, if the method has them."""
     kind = METHODS[method]
-    cut = {"microbatches": 2 * stages if kind.cuts_minibatches else 1, "chunks": chunks if kind.chunked else 1}
+    cut = {
+        "microbatches": 2 * stages if kind.cuts_minibatches else 1,
+        "chunks": chunks if chunks in kind.chunks else kind.chunks[0],
+    }
     return make_schedule(method, stages=stages, minibatches=minibatches, **{**cut, **options})
 
 

@@ -110,7 +110,8 @@ def simulate(schedule: Schedule, durations: Durations) -> Timeline:
     something that never happens.
     """
     program = compile_schedule(schedule)
-    times = program.times(durations.of(program), [durations.message] * len(program.computations))
+    transfers = [0.0 if message is None else durations.message for message in program.messages]
+    times = program.times(durations.of(program), transfers)
     stages = tuple(tuple(_timed(program, times, stage, durations.message)) for stage in range(schedule.stages))
     return Timeline(schedule, stages, max((timed.end for stage in stages for timed in stage), default=0.0))
 

@@ -13,6 +13,7 @@ from functools import cached_property
 
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.schedules.instructions import Backward, Forward, Instruction, ReduceGradients, Update
+from hybridnn.pipeline.schedules.placements import LOOP, Placement
 from hybridnn.pipeline.schedules.schedule import EXACT, INITIAL, Schedule, ScheduleSize, with_loads
 from hybridnn.pipeline.schedules.schedule import Method as Method  # of this module for users
 from hybridnn.utils.checks import must_be_one_of, require_choice, require_whole
@@ -39,7 +40,7 @@ def _one_microbatch(size: ScheduleSize, stage: int) -> int:
 
 
 SEQUENTIAL = Method("sequential", "one minibatch at a time", one_minibatch_at_a_time, EXACT, _one_microbatch)
-EVALUATION = Method("evaluation", "forward passes alone", evaluation, INITIAL, _one_microbatch, chunked=True)
+EVALUATION = Method("evaluation", "forward passes alone", evaluation, INITIAL, _one_microbatch)
 
 
 class _Methods(Mapping[str, Method]):
@@ -99,17 +100,15 @@ def require_supported(method: Method, size: ScheduleSize, weight_grad: str) -> N
     stages, microbatches, chunks = size.stages, size.microbatches, size.chunks
     if microbatches > 1 and not method.cuts_minibatches:
         raise SettingError("parallel.microbatches", microbatches, f"1 with {method.name}, which splits no minibatch")
-    if chunks > 1 and not method.chunked:
-        having = ", ".join(name for name, other in METHODS.items() if other.chunked)
-        raise SettingError("parallel.chunks", chunks, f"1 with {method.name}; more only with {having}")
-    if method.chunked and chunks < 2:
-        raise SettingError("parallel.chunks", chunks, f"2 or more with {method.name}")
-    if method.fills_pipeline and microbatches < stages:
-        allowed = f"at least the {stages} stages with {method.name}"
-        raise SettingError("parallel.microbatches", microbatches, allowed)
-    if method.chunked and microbatches % stages:
-        allowed = f"a multiple of the {stages} stages with {method.name}"
-        raise SettingError("parallel.microbatches", microbatches, allowed)
+    if chunks not in method.chunks:
+        first, last, step = method.chunks[0], method.chunks[-1], method.chunks.step
+        allowed = f"{'even, ' * (step == 2)}{first}{' or more' * (last > first)} with {method.name}"
+        having = ", ".join(name for name, other in METHODS.items() if other.chunks[-1] > 1)
+        raise SettingError("parallel.chunks", chunks, allowed + f"; more only with {having}" * (last == 1))
+    if not method.can_cut(microbatches, stages):
+        times = f"{method.microbatches_per_stage} times " * (method.microbatches_per_stage > 1)
+        allowed = f"{'a multiple of' if method.whole_groups else f'at least {times}'.rstrip()} the {stages} stages"
+        raise SettingError("parallel.microbatches", microbatches, f"{allowed} with {method.name}")
     if size.barriers and not method.may_have_barriers:
         having = ", ".join(name for name, other in METHODS.items() if other.may_have_barriers)
         raise SettingError("parallel.barriers", True, f"false with {method.name}; true only with {having}")
@@ -153,11 +152,11 @@ def make_schedule(
     return _build(chosen, size, merges=weight_grad == "merged" and microbatches > 1, messages=messages)
 
 
-def forward_only(stages: int, minibatches: int, chunks: int = 1) -> Schedule:
+def forward_only(stages: int, minibatches: int, chunks: int = 1, placement: Placement = LOOP) -> Schedule:
     """Build the schedule of an evaluation: pipelined forward passes with the initial weights."""
     size = ScheduleSize(stages, minibatches, 1, chunks)
     _require_whole(size)
-    return _build(EVALUATION, size)
+    return _build(replace(EVALUATION, placement=placement), size)
 
 
 def _build(method: Method, size: ScheduleSize, *, merges: bool = False, messages: bool = True) -> Schedule:
@@ -174,7 +173,7 @@ def _build(method: Method, size: ScheduleSize, *, merges: bool = False, messages
         activations = merged_activations(method)
     bound = tuple(activations(size, stage) for stage in range(size.stages))
     counts = size.stages, size.chunks, size.minibatches, size.microbatches
-    schedule = Schedule(method.name, *counts, method.policy, tuple(map(tuple, lists)), bound)
+    schedule = Schedule(method.name, *counts, method.policy, tuple(map(tuple, lists)), bound, method.placement)
     if not messages or method.placed_messages:
         return schedule
     schedule = with_loads(schedule)

@@ -15,6 +15,9 @@ from hybridnn.pipeline.schedules.weight_policies import (
     VERTICAL_SYNC,
 )
 
+SEVERAL = range(2, 1 << 30)
+"""Numbers of chunks of a stage."""
+
 
 def _complete_minibatch(size: ScheduleSize, stage: int) -> int:
     return size.microbatches * size.chunks
@@ -71,7 +74,8 @@ PIPELINE_METHODS = (
         EXACT,
         _interleaved,
         cuts_minibatches=True,
-        chunked=True,
+        chunks=SEVERAL,
+        whole_groups=True,
     ),
     Method(
         "zb-h1",
@@ -122,7 +126,7 @@ PIPELINE_METHODS = (
         DOUBLE_BUFFERED,
         _in_flight_without_flush,
         cuts_minibatches=True,
-        fills_pipeline=True,
+        microbatches_per_stage=1,
     ),
     Method(
         "vanilla",

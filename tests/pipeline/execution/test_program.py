@@ -29,7 +29,7 @@ def makers(stages: int) -> dict[str, Callable[[int], Schedule]]:
     found: dict[str, Callable[[int], Schedule]] = {}
     for name, method in METHODS.items():
         if not method.exact:
-            microbatches = stages + 1 if method.fills_pipeline else 1
+            microbatches = 1 + stages * method.microbatches_per_stage
             found[name] = lambda count, name=name, microbatches=microbatches: make_schedule(  # type: ignore[misc]
                 name, stages=stages, minibatches=count, microbatches=microbatches
             )

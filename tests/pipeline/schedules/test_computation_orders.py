@@ -77,7 +77,7 @@ def test_interleaved_by_hand() -> None:
 
 def test_merged_is_plain_with_one_microbatch() -> None:
     for name, method in METHODS.items():
-        if not (method.placed_weight_gradients or method.chunked or method.fills_pipeline):
+        if not (method.placed_weight_gradients or 1 not in method.chunks or method.microbatches_per_stage):
             merged = make_schedule(name, stages=2, minibatches=3, weight_grad="merged")
             assert merged == make_schedule(name, stages=2, minibatches=3)
 
