@@ -14,7 +14,7 @@ from functools import cached_property
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.schedules.instructions import Backward, Forward, Instruction, ReduceGradients, Update
 from hybridnn.pipeline.schedules.placements import LOOP, Placement
-from hybridnn.pipeline.schedules.schedule import EXACT, INITIAL, Schedule, ScheduleSize, with_loads
+from hybridnn.pipeline.schedules.schedule import EXACT, INITIAL, Order, Schedule, ScheduleSize, with_loads
 from hybridnn.pipeline.schedules.schedule import Method as Method  # of this module for users
 from hybridnn.utils.checks import must_be_one_of, require_choice, require_whole
 
@@ -25,14 +25,15 @@ def one_minibatch_at_a_time(size: ScheduleSize, stage: int) -> list[Instruction]
     return [item for t in minibatches for item in (Forward(t), Backward(t), ReduceGradients(t), Update(t))]
 
 
-def evaluation(size: ScheduleSize, stage: int) -> list[Instruction]:
-    """Forward passes alone; chunks alternate by groups of K minibatches, of which the last may be shorter."""
-    return [
-        Forward(t, 0, chunk)
-        for first in range(0, size.minibatches, size.stages)
-        for chunk in range(size.chunks)
-        for t in range(first, min(first + size.stages, size.minibatches))
-    ]
+def evaluation(placement: Placement) -> Order:
+    """Forward passes alone: a minibatch begins after every v passes, and goes from one virtual stage to the next."""
+
+    def order(size: ScheduleSize, stage: int) -> list[Instruction]:
+        places = [placement.virtual(stage, chunk, size.stages) for chunk in range(size.chunks)]
+        timed = sorted((size.chunks * t + places[c], t, c) for t in range(size.minibatches) for c in range(size.chunks))
+        return [Forward(t, 0, chunk) for _, t, chunk in timed]
+
+    return order
 
 
 def _one_microbatch(size: ScheduleSize, stage: int) -> int:
@@ -40,7 +41,6 @@ def _one_microbatch(size: ScheduleSize, stage: int) -> int:
 
 
 SEQUENTIAL = Method("sequential", "one minibatch at a time", one_minibatch_at_a_time, EXACT, _one_microbatch)
-EVALUATION = Method("evaluation", "forward passes alone", evaluation, INITIAL, _one_microbatch)
 
 
 class _Methods(Mapping[str, Method]):
@@ -156,14 +156,28 @@ def forward_only(stages: int, minibatches: int, chunks: int = 1, placement: Plac
     """Build the schedule of an evaluation: pipelined forward passes with the initial weights."""
     size = ScheduleSize(stages, minibatches, 1, chunks)
     _require_whole(size)
-    return _build(replace(EVALUATION, placement=placement), size)
+    own = Method(
+        "evaluation",
+        "forward passes alone",
+        evaluation(placement),
+        INITIAL,
+        lambda size, stage: size.chunks,
+        chunks=range(1, chunks + 1),
+        placement=placement,
+    )
+    return _build(own, size)
 
 
 def _build(method: Method, size: ScheduleSize, *, merges: bool = False, messages: bool = True) -> Schedule:
     """The schedule of a method, of a size that it supports, with loads, and with messages between several stages."""
     if size.stages == 1:
         size = replace(size, chunks=1)  # with several, the rank would send to itself
-    lists = [method.order(size, stage) for stage in range(size.stages)]
+    order = method.order
+    if size.chunks not in method.chunks:  # one stage, and a method with several chunks
+        from hybridnn.pipeline.schedules import computation_orders as orders
+
+        order = orders.zero_bubble_h1 if method.placed_weight_gradients else orders.one_forward_one_backward
+    lists = [order(size, stage) for stage in range(size.stages)]
     activations = method.activations
     if merges:
         from hybridnn.pipeline.schedules.computation_orders import merge_weight_gradients

@@ -217,6 +217,7 @@ class Method:
     placed_weight_gradients: bool = False  # the order itself places the weight gradients
     placed_messages: bool = False  # the order itself places loads and messages
     may_have_barriers: bool = False  # the order places barriers if its size asks for them
+    updates_alone: bool = False  # a stage updates after its own last weight gradient, whatever the others do
     recomputes: bool = False  # every stage but the last computes its forward passes twice
 
     @property
