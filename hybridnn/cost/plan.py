@@ -377,7 +377,7 @@ class StepBounds:
         The first microbatch passes all earlier stages, and, with an exact method, the last gradient passes them back.
         """
         stages = range(len(self.layout.stages))
-        if not METHODS[self.layout.method].exact or len(stages) == 1:
+        if not self.layout.drains or len(stages) == 1:
             return max(map(self._work, stages))
         begin = end = bound = first = 0.0
         for stage in stages:
@@ -393,7 +393,7 @@ class StepBounds:
     def _costs(self) -> StageCosts:
         layout, method = self.layout, METHODS[self.layout.method]
         if layout.chunks == 1 and not method.predicts:  # the instructions of all such methods cost the same
-            layout = replace(layout, method="gpipe" if method.exact else "vanilla")
+            layout = replace(layout, method="gpipe" if method.drains else "vanilla")
         return _stage_costs(self.workload, layout, self.machine)
 
     @property

@@ -100,6 +100,11 @@ class Layout:
         return METHODS[self.method].exact or len(self.stages) == 1
 
     @property
+    def drains(self) -> bool:
+        """Whether the pipeline is empty between minibatches."""
+        return METHODS[self.method].drains or len(self.stages) == 1
+
+    @property
     def placement(self) -> Placement:
         """The stage on which each chunk lives."""
         return METHODS[self.method].placement

@@ -113,12 +113,12 @@ class Engine:
         return load, batches
 
     def train(self, split: DataSplit, minibatches: Sequence[Minibatch], losses: MinibatchLosses) -> Iterator[Minibatch]:
-        """Do one update on each minibatch, and yield it then; with an exact method on the CPU its loss is fetched.
+        """Do one update on each minibatch, and yield it then; on the CPU its loss is fetched if the pipeline drains.
 
-        Raises `NonFiniteLossError` on every rank; with an exact method on the CPU before the weights are changed.
+        Raises `NonFiniteLossError` on every rank; where the loss is fetched, before the weights are changed.
         """
         executor, exact = self._begin(split.task, minibatches), self.layout.exact
-        take_loss = losses.add if exact and self.kernels.on_host else losses.note
+        take_loss = losses.add if self.layout.drains and self.kernels.on_host else losses.note
         for minibatch in minibatches:
             if exact:  # an evaluation between two steps may have replaced the workspaces by larger ones
                 executor = self.training.executor(split.task, 1, trains=True)

@@ -128,7 +128,7 @@ def _divided(config: TrainConfig, method: Method, stages: StageShapes, chunks: i
 
     def picoseconds(divided: tuple[int, tuple[int, ...]]) -> int:
         microbatches, counts = divided
-        return typical_step(model, stages, placed, counts, microbatches, batch_size, itemsize, drains=method.exact)
+        return typical_step(model, stages, placed, counts, microbatches, batch_size, itemsize, drains=method.drains)
 
     if config.microbatches is not None:
         numbers = [config.microbatches]

@@ -96,7 +96,7 @@ def run(program: CompiledSchedule, costs: StageCosts) -> ScheduleTimes:
 def _time(costs: StageCosts) -> _StepTimes:
     """Times of a layout; where minibatches follow one another without end, a step is what one more of them adds."""
     layout, steps = costs.layout, costs.workload.steps_per_epoch
-    if layout.exact:
+    if layout.drains:
         times = run(compile_layout(layout, 1), costs)
         seconds = times.makespan
         return _StepTimes(seconds, seconds * steps, times.program.schedule.orders, _receiving(times))
@@ -306,10 +306,10 @@ def simulate_layout(workload: Workload, layout: Layout, machine: Machine) -> Sim
     in training.
     """
     costs = StageCosts(workload, layout, machine)
-    minibatches = 1 if layout.exact else 4 * len(layout.stages)
+    minibatches = 1 if layout.drains else 4 * len(layout.stages)
     times = run(compile_layout(layout, minibatches), costs)
     per_step = times.makespan
-    if not layout.exact:
+    if not layout.drains:
         per_step = seconds_per_added_minibatch(run(compile_layout(layout, minibatches // 2), costs), times)
     return SimulatedStep(workload, layout, times, times.makespan, per_step, _stage_breakdowns(costs, times, per_step))
 

@@ -294,7 +294,7 @@ class StageCosts:
 
     def loss_broadcast(self) -> list[Collective]:
         """The loss, from the last stage of an exact pipeline to all ranks."""
-        pipelined = self.layout.exact and len(self.layout.stages) > 1
+        pipelined = self.layout.drains and len(self.layout.stages) > 1
         return [self.groups.world.collective("broadcast", LOSS_BYTES)] if pipelined else []
 
     # -- passes ------------------------------------------------------------------------------------------------------

@@ -133,9 +133,9 @@ def schedule_bubble(layout: Layout, minibatches: int) -> float:
     stages, durations = len(layout.stages), Durations()
     if stages == 1:
         return 0.0
-    most = 1 if layout.exact else min(minibatches, 4 * stages)
+    most = 1 if layout.drains else min(minibatches, 4 * stages)
     long = simulate(layout.schedule(most), durations)
-    if layout.exact or minibatches == most:
+    if layout.drains or minibatches == most:
         return long.bubble_fraction
     added = (long.makespan - simulate(layout.schedule(most // 2), durations).makespan) / (most - most // 2)
     busy = sum(long.busy) / (stages * most)

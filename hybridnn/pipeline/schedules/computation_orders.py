@@ -46,12 +46,7 @@ def gpipe(size: ScheduleSize, stage: int) -> list[Instruction]:
 
     With one microbatch: Kang 2019, Table 2, all columns.
     """
-    order: list[Instruction] = []
-    for t in range(size.minibatches):
-        order += _computed(Forward, t, _one_chunk(size.microbatches))
-        order += _computed(Backward, t, _one_chunk(size.microbatches))
-        order += _update(t)
-    return order
+    return _in_turn(size, _one_chunk(size.microbatches), size.microbatches)
 
 
 def one_forward_one_backward(size: ScheduleSize, stage: int) -> list[Instruction]:
@@ -59,7 +54,7 @@ def one_forward_one_backward(size: ScheduleSize, stage: int) -> list[Instruction
     return _in_turn(size, _one_chunk(size.microbatches), size.stages - 1 - stage)
 
 
-def eager_one_forward_one_backward(size: ScheduleSize, stage: int) -> list[Instruction]:
+def eager_1f1b(size: ScheduleSize, stage: int) -> list[Instruction]:
     """1F1B with a warm-up twice as long, so that messages travel while a stage computes (Zhuang et al. 2023)."""
     return _in_turn(size, _one_chunk(size.microbatches), 2 * (size.stages - 1 - stage))
 
@@ -77,7 +72,7 @@ def interleaved_warm_up(size: ScheduleSize, stage: int) -> int:
     return (size.stages - 1 - stage) * 2 + (size.chunks - 1) * size.stages
 
 
-def looped_breadth_first(size: ScheduleSize, stage: int) -> list[Instruction]:
+def looped_bfs(size: ScheduleSize, stage: int) -> list[Instruction]:
     """All microbatches pass one chunk after the other, forwards and then backwards (Lamy-Poirier 2023)."""
     parts = _groups(size.microbatches, size.microbatches, size.chunks)
     return _in_turn(size, parts, len(parts))
@@ -115,7 +110,7 @@ def pipedream(size: ScheduleSize, stage: int) -> list[Instruction]:
     """
     minibatches = range(size.minibatches)
     forwards = [Forward(t) for t in minibatches]
-    backwards = [[Backward(t), *_update(t)] for t in minibatches]
+    backwards = [[Backward(t), *update_of(t)] for t in minibatches]
     return _alternate(forwards, backwards, size.stages - 1 - stage)
 
 
@@ -127,7 +122,7 @@ def pipedream_2bw(size: ScheduleSize, stage: int) -> list[Instruction]:
     last = size.microbatches - 1
     microbatches = [(t, m) for t in range(size.minibatches) for m in range(size.microbatches)]
     forwards = [Forward(t, m) for t, m in microbatches]
-    backwards = [[Backward(t, m), *(_update(t) if m == last else [])] for t, m in microbatches]
+    backwards = [[Backward(t, m), *(update_of(t) if m == last else [])] for t, m in microbatches]
     return _alternate(forwards, backwards, size.stages - 1 - stage)
 
 
@@ -166,7 +161,8 @@ def merge_weight_gradients(order: Iterable[Instruction], chunks: int) -> list[In
 _input_gradient = lru_cache(1 << 12)(InputGradient)
 
 
-def _update(minibatch: int) -> list[Instruction]:
+def update_of(minibatch: int) -> list[Instruction]:
+    """What ends a minibatch."""
     return [ReduceGradients(minibatch), Update(minibatch)]
 
 
@@ -208,7 +204,7 @@ def _in_turn(size: ScheduleSize, parts: Parts, warm_up: int) -> list[Instruction
     for t in range(size.minibatches):
         backwards = [(backward,) for backward in _computed(Backward, t, parts, size.chunks)]
         order += _alternate(_computed(Forward, t, parts), backwards, warm_up)
-        order += _update(t)
+        order += update_of(t)
     return order
 
 
@@ -224,7 +220,7 @@ def _with_late_weight_gradients(size: ScheduleSize, parts: Parts, warm_up: int, 
             order += of_weights[number - late : number - late + 1] if number >= late else ()
             order += forwards[warm_up + number : warm_up + number + 1]
         order += of_weights[max(0, len(parts) - late) :]
-        order += _update(t)
+        order += update_of(t)
     return order
 
 
@@ -247,7 +243,7 @@ def _delayed(size: ScheduleSize, stage: int, *, recompute: bool) -> list[Instruc
             order += [Recompute(t)] if recompute else []
             order.append(Backward(t))
             order += [] if is_first else [SendGradients(t)]
-            order += _update(t)
+            order += update_of(t)
         # "receive gradient from next device": for the next step
         if not is_last and 0 <= t + 1 < size.minibatches:
             order.append(ReceiveGradients(t + 1))

@@ -6,24 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from hybridnn.pipeline.schedules import computation_orders as orders
-from hybridnn.pipeline.schedules import wave_orders
+from hybridnn.pipeline.schedules import wave_orders as waves
+from hybridnn.pipeline.schedules import weight_policies as policies
 from hybridnn.pipeline.schedules.placements import WAVES
 from hybridnn.pipeline.schedules.schedule import ActivationBound, Method, Order, ScheduleSize
-from hybridnn.pipeline.schedules.weight_policies import (
-    CURRENT,
-    DISCREPANCY_CORRECTED,
-    DOUBLE_BUFFERED,
-    EXACT,
-    LINEAR_PREDICTION,
-    PREDICTED,
-    STASHED,
-    VERTICAL_SYNC,
-)
-
-SEVERAL, EVEN = range(2, 1 << 30), range(2, 1 << 30, 2)
-"""Numbers of chunks of a stage."""
-
-V: dict[str, Any] = {"chunks": range(2, 3), "placement": WAVES}
 
 
 def _complete_minibatch(size: ScheduleSize, stage: int) -> int:
@@ -35,22 +21,26 @@ def _complete_and_next_minibatch(size: ScheduleSize, stage: int) -> int:
     return min(size.microbatches + size.stages - 1 - stage, size.microbatches * size.minibatches)
 
 
-def _in_flight_with_flush(size: ScheduleSize, stage: int) -> int:
-    return min(size.stages - stage, size.microbatches)
-
-
-def _in_flight_without_flush(size: ScheduleSize, stage: int) -> int:
+def _in_flight(size: ScheduleSize, stage: int) -> int:
     """Kang 2019, Table 1: K - k + 1 minibatches at device k, which counts from 1."""
     return min(size.stages - stage, size.microbatches * size.minibatches)
 
 
-def _most_microbatches(of_stages: Callable[[int], int]) -> ActivationBound:
-    """A bound in microbatches with all their chunks, equal on all stages."""
-    return lambda size, stage: min(of_stages(size.stages), size.microbatches) * size.chunks
+def _after_warm_up(size: ScheduleSize, stage: int) -> int:
+    return min(size.stages - stage, size.microbatches)
 
 
-def _interleaved(size: ScheduleSize, stage: int) -> int:
-    return min(orders.interleaved_warm_up(size, stage) + 1, size.microbatches * size.chunks)
+def _after_eager_warm_up(size: ScheduleSize, stage: int) -> int:
+    return min(2 * (size.stages - stage) - 1, size.microbatches)
+
+
+def _interleaved(size: ScheduleSize, stage: int, late: int = 0) -> int:
+    return min(orders.interleaved_warm_up(size, stage) + 1 + late, size.microbatches * size.chunks)
+
+
+def _on_all_stages(most: Callable[[int], float]) -> ActivationBound:
+    """As many microbatches on every stage, by the number of stages; half a one is one chunk of two."""
+    return lambda size, stage: int(min(most(size.stages), size.microbatches) * size.chunks)
 
 
 def merged_activations(method: Method) -> ActivationBound:
@@ -58,183 +48,78 @@ def merged_activations(method: Method) -> ActivationBound:
     return _complete_minibatch if method.exact else _complete_and_next_minibatch
 
 
-def _exact(
-    name: str, summary: str, order: Order, activations: ActivationBound, *, placed: bool = False, **options: Any
-) -> Method:
-    """A method with one weight version; `placed` is whether its order has the weight gradients."""
-    given = {"cuts_minibatches": True, "placed_weight_gradients": placed, **options}
-    return Method(name, summary, order, EXACT, activations, **given)
+def _exact(name: str, summary: str, order: Order, activations: ActivationBound, **options: Any) -> Method:
+    return Method(name, summary, order, policies.EXACT, activations, cuts_minibatches=True, **options)
 
+
+def _late(name: str, summary: str, order: Order, activations: ActivationBound, **options: Any) -> Method:
+    return _exact(name, summary, order, activations, placed_weight_gradients=True, **options)
+
+
+def _in_v(name: str, summary: str, order: Order, most: Callable[[int], float], **options: Any) -> Method:
+    return _late(name, summary, order, _on_all_stages(most), chunks=range(2, 3), placement=WAVES, **options)
+
+
+def _over_minibatches(name: str, summary: str, policy: policies.WeightPolicy) -> Method:
+    return Method(name, summary, orders.pipedream, policy, _in_flight)
+
+
+SEVERAL, EVEN = range(2, 1 << 30), range(2, 1 << 30, 2)  # numbers of chunks
+IN_GROUPS: dict[str, Any] = {"chunks": SEVERAL, "whole_groups": True}
+BARRIERS: dict[str, Any] = {"placed_messages": True, "may_have_barriers": True}
 
 PIPELINE_METHODS = (
-    _exact(
-        "gpipe",
-        "all forward passes of a minibatch's microbatches, then all backward passes",
-        orders.gpipe,
-        _complete_minibatch,
-    ),
-    _exact(
-        "1f1b",
-        "one forward and one backward pass in turn, empty after every minibatch",
-        orders.one_forward_one_backward,
-        _in_flight_with_flush,
-    ),
-    _exact(
-        "eager-1f1b",
-        "1f1b with twice the warm-up, which hides messages",
-        orders.eager_one_forward_one_backward,
-        lambda size, stage: min(2 * (size.stages - stage) - 1, size.microbatches),
-    ),
-    _exact(
-        "interleaved",
-        "1f1b over several chunks of layers per rank",
-        orders.interleaved,
-        _interleaved,
-        chunks=SEVERAL,
-        whole_groups=True,
-    ),
-    _exact(
-        "looped-bfs",
-        "all microbatches through one chunk after the other, then back",
-        orders.looped_breadth_first,
-        _complete_minibatch,
-        chunks=SEVERAL,
-    ),
-    _exact(
-        "zb-h1",
-        "1f1b with the weight gradients moved to where the pipeline would wait",
-        orders.zero_bubble_h1,
-        _most_microbatches(lambda stages: stages),
-        placed=True,
-    ),
-    _exact(
-        "zb-h2",
-        "zb-h1 with twice the activations and without a bubble: each stage updates alone",
-        orders.zero_bubble_h2,
-        _most_microbatches(lambda stages: 2 * stages - 1),
-        placed=True,
-        updates_alone=True,
-    ),
-    _exact(
+    _exact("gpipe", "all forward passes of a minibatch, then all backward passes", orders.gpipe, _complete_minibatch),
+    _exact("1f1b", "one forward, one backward pass in turn", orders.one_forward_one_backward, _after_warm_up),
+    _exact("eager-1f1b", "1f1b with a warm-up twice as long", orders.eager_1f1b, _after_eager_warm_up),
+    _exact("interleaved", "1f1b over several chunks of layers per rank", orders.interleaved, _interleaved, **IN_GROUPS),
+    _exact("looped-bfs", "gpipe over several chunks", orders.looped_bfs, _complete_minibatch, chunks=SEVERAL),
+    _late("zb-h1", "1f1b, weight gradients in the bubble", orders.zero_bubble_h1, _on_all_stages(lambda K: K)),
+    _late("zb-h2", "no bubble", orders.zero_bubble_h2, _on_all_stages(lambda K: 2 * K - 1), updates_alone=True),
+    _late(
         "interleaved-zb",
-        "interleaved with the weight gradients moved to where the pipeline would wait",
+        "interleaved, weight gradients in the bubble",
         orders.interleaved_zero_bubble,
-        lambda size, stage: min(_interleaved(size, stage) + stage, size.microbatches * size.chunks),
-        placed=True,
-        chunks=SEVERAL,
-        whole_groups=True,
+        lambda size, stage: _interleaved(size, stage, stage),
+        **IN_GROUPS,
     ),
-    _exact(
-        "zb-v",
-        "no bubble with the activations of 1f1b; layers down the stages and up, each updates alone",
-        wave_orders.zb_v,
-        _most_microbatches(lambda stages: stages),
-        placed=True,
-        updates_alone=True,
-        microbatches_per_stage=2,
-        **V,
-    ),
-    _exact(
-        "dualpipe-v",
-        "half of DualPipe; layers down the stages and up",
-        wave_orders.dualpipe_v,
-        lambda size, stage: min(2 * size.stages + 1, 2 * size.microbatches),
-        placed=True,
-        microbatches_per_stage=2,
-        **V,
-    ),
-    _exact(
-        "v-half",
-        "half of the activations of 1f1b; layers down the stages and up",
-        wave_orders.v_half,
-        _most_microbatches(lambda stages: (stages + 2) // 2),
-        placed=True,
-        **V,
-    ),
-    _exact(
-        "v-min",
-        "a third of the activations of 1f1b; layers down the stages and up",
-        wave_orders.v_min,
-        _most_microbatches(lambda stages: (stages + 4) // 3),
-        placed=True,
-        **V,
-    ),
-    _exact(
-        "hanayo",
-        "1f1b over chunks of layers that lie in waves, down the stages and up",
-        wave_orders.hanayo,
-        _most_microbatches(lambda stages: 2 * stages - 1),
-        chunks=EVEN,
-        placement=WAVES,
-    ),
+    _in_v("zb-v", "no bubble; a V", waves.zb_v, lambda K: K, microbatches_per_stage=2, updates_alone=True),
+    _in_v("dualpipe-v", "half of DualPipe; a V", waves.dualpipe_v, lambda K: K + 0.5, microbatches_per_stage=2),
+    _in_v("v-half", "half of the activations of 1f1b; a V", waves.v_half, lambda K: (K + 2) // 2),
+    _in_v("v-min", "a third of the activations of 1f1b; a V", waves.v_min, lambda K: (K + 4) // 3),
+    _exact("hanayo", "1f1b in Vs", waves.hanayo, _on_all_stages(lambda K: 2 * K - 1), chunks=EVEN, placement=WAVES),
     Method(
         "ddg",
         "delayed gradients: a forward pass, then the backward pass of an earlier minibatch",
         orders.delayed_gradients,
-        STASHED,
-        _in_flight_without_flush,
-        placed_messages=True,
-        may_have_barriers=True,
+        policies.STASHED,
+        _in_flight,
+        **BARRIERS,
     ),
     Method(
         "fr",
         "features replay: as ddg, but keeps only inputs and recomputes with current weights",
         orders.features_replay,
-        CURRENT,
+        policies.CURRENT,
         lambda size, stage: 1,
-        placed_messages=True,
-        may_have_barriers=True,
+        **BARRIERS,
         recomputes=True,
     ),
-    Method(
-        "pipedream",
-        "1f1b over minibatches that is never empty, with stashed weights",
-        orders.pipedream,
-        STASHED,
-        _in_flight_without_flush,
-    ),
-    Method(
-        "pipedream-vsync",
-        "pipedream with vertical sync: all stages read the same version",
-        orders.pipedream,
-        VERTICAL_SYNC,
-        _in_flight_without_flush,
+    _over_minibatches("pipedream", "1f1b over minibatches, never empty, with stashed weights", policies.STASHED),
+    _over_minibatches(
+        "pipedream-vsync", "pipedream with vertical sync: all stages read the same version", policies.VERTICAL_SYNC
     ),
     Method(
         "pipedream-2bw",
         "1f1b over microbatches that is never empty, with two weight versions",
         orders.pipedream_2bw,
-        DOUBLE_BUFFERED,
-        _in_flight_without_flush,
+        policies.DOUBLE_BUFFERED,
+        _in_flight,
         cuts_minibatches=True,
         microbatches_per_stage=1,
     ),
-    Method(
-        "vanilla",
-        "as pipedream without stashed weights",
-        orders.pipedream,
-        CURRENT,
-        _in_flight_without_flush,
-    ),
-    Method(
-        "spectrain",
-        "as vanilla with predicted weights",
-        orders.pipedream,
-        PREDICTED,
-        _in_flight_without_flush,
-    ),
-    Method(
-        "lwp",
-        "as vanilla, but forward passes predict the weights of the backward pass",
-        orders.pipedream,
-        LINEAR_PREDICTION,
-        _in_flight_without_flush,
-    ),
-    Method(
-        "pipemare",
-        "as vanilla, but backward passes estimate the weights of the forward pass",
-        orders.pipedream,
-        DISCREPANCY_CORRECTED,
-        _in_flight_without_flush,
-    ),
+    _over_minibatches("vanilla", "as pipedream without stashed weights", policies.CURRENT),
+    _over_minibatches("spectrain", "as vanilla with predicted weights", policies.PREDICTED),
+    _over_minibatches("lwp", "as vanilla; forward passes predict the backward pass's", policies.LINEAR_PREDICTION),
+    _over_minibatches("pipemare", "as vanilla; backward passes estimate the forward's", policies.DISCREPANCY_CORRECTED),
 )

@@ -225,6 +225,11 @@ class Method:
         """Whether every minibatch is complete before the next one begins."""
         return self.policy is EXACT
 
+    @property
+    def drains(self) -> bool:
+        """Whether the pipeline is empty between minibatches: no stage begins the next one before all have updated."""
+        return self.exact and not self.updates_alone
+
     def can_cut(self, microbatches: int, stages: int) -> bool:
         """Whether a minibatch may have so many microbatches."""
         if not self.cuts_minibatches:

@@ -11,15 +11,8 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from functools import lru_cache
 
-from hybridnn.pipeline.schedules.instructions import (
-    Backward,
-    Forward,
-    InputGradient,
-    Instruction,
-    ReduceGradients,
-    Update,
-    WeightGradient,
-)
+from hybridnn.pipeline.schedules.computation_orders import update_of
+from hybridnn.pipeline.schedules.instructions import Backward, Forward, InputGradient, Instruction, WeightGradient
 from hybridnn.pipeline.schedules.placements import WAVES
 from hybridnn.pipeline.schedules.schedule import ScheduleSize
 
@@ -30,58 +23,33 @@ def zb_v(size: ScheduleSize, stage: int) -> list[Instruction]:
     With passes of equal length. Each stage begins and ends at another time: there is no bubble if it updates at once.
     """
     left = size.stages - stage
-    turns = size.microbatches - size.stages
-    return _written(
-        size,
-        ("F0", 2 * left - 1),
-        ("F1 F0", stage),
-        ("F1 B1 W", left),
-        ("F0 B0 W F1 B1 W", turns - left + 1),
-        ("B0 W F1 B1 W", left - 1),
-        ("B0 B1", stage),
-        ("B0 W", left),
-        ("W", 2 * stage),
-    )
+    start = ("F0", 2 * left - 1), ("F1 F0", stage), ("F1 B1 W", left)
+    middle = ("F0 B0 W F1 B1 W", size.microbatches - size.stages - left + 1), ("B0 W F1 B1 W", left - 1)
+    return _written(size, *start, *middle, ("B0 B1", stage), ("B0 W", left), ("W", 2 * stage))
 
 
 def dualpipe_v(size: ScheduleSize, stage: int) -> list[Instruction]:
     """DualPipe cut in half (DeepSeek-AI 2025, DualPipeV); its overlapped pairs of passes follow one another here."""
     left = size.stages - 1 - stage
-    turns = size.microbatches - 2 * size.stages + stage + 1
     full, half = divmod(stage + 1, 2)
-    return _written(
-        size,
-        ("F0", 2 * left),
-        ("F0 F1", stage + 1),
-        ("B1 W F1", left),
-        ("F0 B1 W F1 B0 W", turns),
-        ("B1 W F1 B0 W", left),
-        ("B1 W B0 W", full),
-        ("B1 W B0", half),
-        ("B1 B0", full),
-        ("W B0", left),
-        ("W", stage + 1),
-    )
+    start = ("F0", 2 * left), ("F0 F1", stage + 1), ("B1 W F1", left)
+    middle = ("F0 B1 W F1 B0 W", size.microbatches - size.stages - left), ("B1 W F1 B0 W", left)
+    end = ("B1 W B0 W", full), ("B1 W B0", half), ("B1 B0", full), ("W B0", left), ("W", stage + 1)
+    return _written(size, *start, *middle, *end)
 
 
 def v_half(size: ScheduleSize, stage: int) -> list[Instruction]:
     """Half of the activations of 1F1B (Qi et al. 2024, *Pipeline Parallelism with Controllable Memory*, V-Half)."""
     stages, shift = size.stages, 3 * (size.stages % 2 == 0)
-    return _repeated(
-        size,
-        F0=2 * stage,
-        F1=3 * stages - 2 - stage,
-        B1=3 * stages - 1 + shift + 2 * stage,
-        B0=6 * stages - 2 + shift - stage,
-    )
+    firsts = {"F0": 2 * stage, "F1": 3 * stages - 2 - stage}
+    return _repeated(size, firsts | {"B1": 3 * stages - 1 + shift + 2 * stage, "B0": 6 * stages - 2 + shift - stage})
 
 
 def v_min(size: ScheduleSize, stage: int) -> list[Instruction]:
     """A third of the activations of 1F1B (Qi et al. 2024, *Pipeline Parallelism with Controllable Memory*, V-Min)."""
     stages, shift = size.stages, 2 * (size.stages % 3 == 0)
-    return _repeated(
-        size, F0=stage, F1=2 * stages - 1 - stage, B1=2 * stages + shift + stage, B0=4 * stages - 1 + shift - stage
-    )
+    firsts = {"F0": stage, "F1": 2 * stages - 1 - stage}
+    return _repeated(size, firsts | {"B1": 2 * stages + shift + stage, "B0": 4 * stages - 1 + shift - stage})
 
 
 def hanayo(size: ScheduleSize, stage: int) -> list[Instruction]:
@@ -90,11 +58,8 @@ def hanayo(size: ScheduleSize, stage: int) -> list[Instruction]:
     A stage takes forward and backward passes in turn if both can begin, and has 2K - 1 microbatches in flight at most.
     """
     passes = _in_waves(size.stages, size.microbatches, size.chunks)[stage]
-    return [
-        item
-        for t in range(size.minibatches)
-        for item in (*(one.of_minibatch(t) for one in passes), ReduceGradients(t), Update(t))
-    ]
+    minibatches = range(size.minibatches)
+    return [item for t in minibatches for item in (*(one.of_minibatch(t) for one in passes), *update_of(t))]
 
 
 @lru_cache(4)
@@ -128,9 +93,9 @@ def _in_waves(stages: int, microbatches: int, chunks: int) -> list[list[Instruct
     return orders
 
 
-def _repeated(size: ScheduleSize, **first: int) -> list[Instruction]:
+def _repeated(size: ScheduleSize, firsts: dict[str, int]) -> list[Instruction]:
     """The passes of microbatch 0 at their times, those of each other one six units later; weight gradients between."""
-    due = sorted((time + 6 * m, name) for name, time in first.items() for m in range(size.microbatches))
+    due = sorted((time + 6 * m, name) for name, time in firsts.items() for m in range(size.microbatches))
     words, now, waiting = [], 0, 0
     for time, name in due:
         fitting = min(waiting, time - now)
@@ -142,7 +107,7 @@ def _repeated(size: ScheduleSize, **first: int) -> list[Instruction]:
 def _written(size: ScheduleSize, *parts: tuple[str, int]) -> list[Instruction]:
     """The passes of texts, each so many times, for every minibatch."""
     names = [name for text, times in parts for name in text.split() * times]
-    return [item for t in range(size.minibatches) for item in (*_passes(t, names), ReduceGradients(t), Update(t))]
+    return [item for t in range(size.minibatches) for item in (*_passes(t, names), *update_of(t))]
 
 
 def _passes(t: int, names: Iterable[str]) -> Iterable[Instruction]:
