@@ -157,7 +157,8 @@ class Workspace:
 
         input_gradient = None
         if self._before is not None:
-            x, input_gradient = self._before._output(n, input_slot)
+            given = self._before.arrays(n, 0, input_slot)
+            x, input_gradient = given.outputs, given.output_gradient
         else:
             elements = self._inputs[input_slot][: n * first.inputs]
             x = elements.reshape(n, first.inputs).T if self._role.loads_input else elements.reshape(first.inputs, n)
@@ -181,12 +182,6 @@ class Workspace:
             outputs=layers[-1].y,
             output_gradient=layers[-1].dy,
         )
-
-    def _output(self, n: int, activation_slot: int) -> tuple[Array, Array]:
-        """Outputs of `n` samples in a set of activations, and their gradient, which the next chunk computes."""
-        arrays, height = (self._activations, self._output_gradients), _output_height(self._shards[-1])
-        stored, gradient = (each[activation_slot] for each in arrays)
-        return self._features(stored[-1].output, height, n), self._features(gradient, height, n)
 
     def _features(self, flat: Array, height: int, n: int) -> Array:
         """Features of `n` samples, shape (height, n)."""

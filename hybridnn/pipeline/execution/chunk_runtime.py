@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from math import ceil
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -70,17 +70,9 @@ class ChunkRuntime:
         capacity, kernels, dtype = ceil(samples / grid.batch), chunk.kernels, chunk.weights.dtype
         # Between stages and within a model group rows travel, and the kernels of a device read along them.
         contiguous = grid.model > 1 or not all(plan.role) or not kernels.on_host
-        takes_over = plan.before is None and not plan.role.loads_input
-        self.workspace: Workspace = Workspace(
-            chunk.shards,
-            capacity,
-            dtype,
-            plan.role,
-            plan.buffers,
-            features_contiguous=contiguous,
-            kernels=kernels,
-            before=before.workspace if before is not None and takes_over else None,
-        )
+        source = before.workspace if before and plan.before is None and not plan.role.loads_input else None
+        options: dict[str, Any] = {"features_contiguous": contiguous, "kernels": kernels, "before": source}
+        self.workspace: Workspace = Workspace(chunk.shards, capacity, dtype, plan.role, plan.buffers, **options)
         self.weights = weights or WeightStore(chunk, optimizer, state, plan.weight_versions, predicts=plan.predicts)
         self.loss = kernels.zeros((1,), dtype)
         channels: Channels = (None, None, None, None)

@@ -46,17 +46,17 @@ def gpipe(size: ScheduleSize, stage: int) -> list[Instruction]:
 
     With one microbatch: Kang 2019, Table 2, all columns.
     """
-    return _in_turn(size, _one_chunk(size.microbatches), size.microbatches)
+    return _in_turn(size, _parts(size), size.microbatches)
 
 
 def one_forward_one_backward(size: ScheduleSize, stage: int) -> list[Instruction]:
     """Alternating forward and backward passes, with an empty pipeline after every minibatch (1F1B)."""
-    return _in_turn(size, _one_chunk(size.microbatches), size.stages - 1 - stage)
+    return _in_turn(size, _parts(size), size.stages - 1 - stage)
 
 
 def eager_1f1b(size: ScheduleSize, stage: int) -> list[Instruction]:
     """1F1B with a warm-up twice as long, so that messages travel while a stage computes (Zhuang et al. 2023)."""
-    return _in_turn(size, _one_chunk(size.microbatches), 2 * (size.stages - 1 - stage))
+    return _in_turn(size, _parts(size), 2 * (size.stages - 1 - stage))
 
 
 def interleaved(size: ScheduleSize, stage: int) -> list[Instruction]:
@@ -64,7 +64,7 @@ def interleaved(size: ScheduleSize, stage: int) -> list[Instruction]:
 
     M is a multiple of K.
     """
-    return _in_turn(size, _groups(size.microbatches, size.stages, size.chunks), interleaved_warm_up(size, stage))
+    return _in_turn(size, _parts(size, size.stages), interleaved_warm_up(size, stage))
 
 
 def interleaved_warm_up(size: ScheduleSize, stage: int) -> int:
@@ -74,8 +74,7 @@ def interleaved_warm_up(size: ScheduleSize, stage: int) -> int:
 
 def looped_bfs(size: ScheduleSize, stage: int) -> list[Instruction]:
     """All microbatches pass one chunk after the other, forwards and then backwards (Lamy-Poirier 2023)."""
-    parts = _groups(size.microbatches, size.microbatches, size.chunks)
-    return _in_turn(size, parts, len(parts))
+    return _in_turn(size, _parts(size), size.microbatches * size.chunks)
 
 
 def zero_bubble_h1(size: ScheduleSize, stage: int) -> list[Instruction]:
@@ -83,7 +82,7 @@ def zero_bubble_h1(size: ScheduleSize, stage: int) -> list[Instruction]:
 
     Stage k then holds the activations of K - k microbatches in flight and of k that wait for their weight gradient.
     """
-    return _with_late_weight_gradients(size, _one_chunk(size.microbatches), size.stages - stage, stage)
+    return _with_late_weights(size, _parts(size), size.stages - stage, stage)
 
 
 def zero_bubble_h2(size: ScheduleSize, stage: int) -> list[Instruction]:
@@ -92,14 +91,12 @@ def zero_bubble_h2(size: ScheduleSize, stage: int) -> list[Instruction]:
     Every stage computes without a pause and holds 2K - 1 microbatches. Stage k ends k passes after the first: there is
     no bubble if it updates at once.
     """
-    warm_up = 2 * (size.stages - stage) - 1
-    return _with_late_weight_gradients(size, _one_chunk(size.microbatches), warm_up, 2 * stage)
+    return _with_late_weights(size, _parts(size), 2 * (size.stages - stage) - 1, 2 * stage)
 
 
-def interleaved_zero_bubble(size: ScheduleSize, stage: int) -> list[Instruction]:
+def interleaved_zb(size: ScheduleSize, stage: int) -> list[Instruction]:
     """`interleaved` whose weight gradients are k passes of chunks late (as PyTorch has it, after Qi et al. 2024)."""
-    parts = _groups(size.microbatches, size.stages, size.chunks)
-    return _with_late_weight_gradients(size, parts, interleaved_warm_up(size, stage) + 1, stage)
+    return _with_late_weights(size, _parts(size, size.stages), interleaved_warm_up(size, stage) + 1, stage)
 
 
 def pipedream(size: ScheduleSize, stage: int) -> list[Instruction]:
@@ -182,14 +179,11 @@ Parts = tuple[tuple[int, int], ...]
 """Microbatches and chunks, in the order of the forward passes; backward passes begin with the last chunk."""
 
 
-def _one_chunk(microbatches: int) -> Parts:
-    return tuple((m, 0) for m in range(microbatches))
-
-
-def _groups(microbatches: int, group: int, chunks: int) -> Parts:
-    """Groups of consecutive microbatches, each through one chunk after the other."""
-    firsts = range(0, microbatches, group)
-    return tuple((first + m, chunk) for first in firsts for chunk in range(chunks) for m in range(group))
+def _parts(size: ScheduleSize, group: int = 0) -> Parts:
+    """Groups of consecutive microbatches, by default all of them, each through one chunk after the other."""
+    group = group or size.microbatches
+    firsts, chunks = range(0, size.microbatches, group), range(size.chunks)
+    return tuple((first + m, chunk) for first in firsts for chunk in chunks for m in range(group))
 
 
 @lru_cache(1 << 8)
@@ -208,7 +202,7 @@ def _in_turn(size: ScheduleSize, parts: Parts, warm_up: int) -> list[Instruction
     return order
 
 
-def _with_late_weight_gradients(size: ScheduleSize, parts: Parts, warm_up: int, late: int) -> list[Instruction]:
+def _with_late_weights(size: ScheduleSize, parts: Parts, warm_up: int, late: int) -> list[Instruction]:
     """As `_in_turn`, but weight gradients follow so many input gradients later, and the warm-up is one pass longer."""
     order: list[Instruction] = []
     for t in range(size.minibatches):

@@ -14,7 +14,7 @@ from functools import cached_property
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.schedules.instructions import Backward, Forward, Instruction, ReduceGradients, Update
 from hybridnn.pipeline.schedules.placements import LOOP, Placement
-from hybridnn.pipeline.schedules.schedule import EXACT, INITIAL, Order, Schedule, ScheduleSize, with_loads
+from hybridnn.pipeline.schedules.schedule import EXACT, INITIAL, Schedule, ScheduleSize, with_loads
 from hybridnn.pipeline.schedules.schedule import Method as Method  # of this module for users
 from hybridnn.utils.checks import must_be_one_of, require_choice, require_whole
 
@@ -25,22 +25,19 @@ def one_minibatch_at_a_time(size: ScheduleSize, stage: int) -> list[Instruction]
     return [item for t in minibatches for item in (Forward(t), Backward(t), ReduceGradients(t), Update(t))]
 
 
-def evaluation(placement: Placement) -> Order:
+def evaluation(size: ScheduleSize, stage: int) -> list[Instruction]:
     """Forward passes alone: a minibatch begins after every v passes, and goes from one virtual stage to the next."""
-
-    def order(size: ScheduleSize, stage: int) -> list[Instruction]:
-        places = [placement.virtual(stage, chunk, size.stages) for chunk in range(size.chunks)]
-        timed = sorted((size.chunks * t + places[c], t, c) for t in range(size.minibatches) for c in range(size.chunks))
-        return [Forward(t, 0, chunk) for _, t, chunk in timed]
-
-    return order
+    places = [size.placement.virtual(stage, chunk, size.stages) for chunk in range(size.chunks)]
+    timed = sorted((size.chunks * t + place, t, c) for t in range(size.minibatches) for c, place in enumerate(places))
+    return [Forward(t, 0, chunk) for _, t, chunk in timed]
 
 
 def _one_microbatch(size: ScheduleSize, stage: int) -> int:
-    return 1
+    return size.chunks
 
 
 SEQUENTIAL = Method("sequential", "one minibatch at a time", one_minibatch_at_a_time, EXACT, _one_microbatch)
+EVALUATION = Method("evaluation", "forward passes alone", evaluation, INITIAL, _one_microbatch)
 
 
 class _Methods(Mapping[str, Method]):
@@ -154,18 +151,9 @@ def make_schedule(
 
 def forward_only(stages: int, minibatches: int, chunks: int = 1, placement: Placement = LOOP) -> Schedule:
     """Build the schedule of an evaluation: pipelined forward passes with the initial weights."""
-    size = ScheduleSize(stages, minibatches, 1, chunks)
+    size = ScheduleSize(stages, minibatches, 1, chunks, placement=placement)
     _require_whole(size)
-    own = Method(
-        "evaluation",
-        "forward passes alone",
-        evaluation(placement),
-        INITIAL,
-        lambda size, stage: size.chunks,
-        chunks=range(1, chunks + 1),
-        placement=placement,
-    )
-    return _build(own, size)
+    return _build(replace(EVALUATION, placement=placement, chunks=range(1, chunks + 1)), size)
 
 
 def _build(method: Method, size: ScheduleSize, *, merges: bool = False, messages: bool = True) -> Schedule:

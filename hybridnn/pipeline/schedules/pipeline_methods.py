@@ -26,19 +26,21 @@ def _in_flight(size: ScheduleSize, stage: int) -> int:
     return min(size.stages - stage, size.microbatches * size.minibatches)
 
 
-def _after_warm_up(size: ScheduleSize, stage: int) -> int:
-    return min(size.stages - stage, size.microbatches)
+def _after_warm_up(of_next: int) -> ActivationBound:
+    """As many microbatches more than on the next stage; one on the last."""
+    return lambda size, stage: min(of_next * (size.stages - 1 - stage) + 1, size.microbatches)
 
 
-def _after_eager_warm_up(size: ScheduleSize, stage: int) -> int:
-    return min(2 * (size.stages - stage) - 1, size.microbatches)
+def _interleaved(late: int) -> ActivationBound:
+    """The warm-up and the next pass, and weight gradients that are so many passes late, times k."""
+
+    def bound(size: ScheduleSize, stage: int) -> int:
+        return min(orders.interleaved_warm_up(size, stage) + 1 + late * stage, size.microbatches * size.chunks)
+
+    return bound
 
 
-def _interleaved(size: ScheduleSize, stage: int, late: int = 0) -> int:
-    return min(orders.interleaved_warm_up(size, stage) + 1 + late, size.microbatches * size.chunks)
-
-
-def _on_all_stages(most: Callable[[int], float]) -> ActivationBound:
+def _everywhere(most: Callable[[int], float]) -> ActivationBound:
     """As many microbatches on every stage, by the number of stages; half a one is one chunk of two."""
     return lambda size, stage: int(min(most(size.stages), size.microbatches) * size.chunks)
 
@@ -57,7 +59,7 @@ def _late(name: str, summary: str, order: Order, activations: ActivationBound, *
 
 
 def _in_v(name: str, summary: str, order: Order, most: Callable[[int], float], **options: Any) -> Method:
-    return _late(name, summary, order, _on_all_stages(most), chunks=range(2, 3), placement=WAVES, **options)
+    return _late(name, summary, order, _everywhere(most), chunks=range(2, 3), placement=WAVES, **options)
 
 
 def _over_minibatches(name: str, summary: str, policy: policies.WeightPolicy) -> Method:
@@ -70,24 +72,18 @@ BARRIERS: dict[str, Any] = {"placed_messages": True, "may_have_barriers": True}
 
 PIPELINE_METHODS = (
     _exact("gpipe", "all forward passes of a minibatch, then all backward passes", orders.gpipe, _complete_minibatch),
-    _exact("1f1b", "one forward, one backward pass in turn", orders.one_forward_one_backward, _after_warm_up),
-    _exact("eager-1f1b", "1f1b with a warm-up twice as long", orders.eager_1f1b, _after_eager_warm_up),
-    _exact("interleaved", "1f1b over several chunks of layers per rank", orders.interleaved, _interleaved, **IN_GROUPS),
+    _exact("1f1b", "one forward, one backward pass in turn", orders.one_forward_one_backward, _after_warm_up(1)),
+    _exact("eager-1f1b", "1f1b with a warm-up twice as long", orders.eager_1f1b, _after_warm_up(2)),
+    _exact("interleaved", "1f1b over several chunks", orders.interleaved, _interleaved(0), **IN_GROUPS),
     _exact("looped-bfs", "gpipe over several chunks", orders.looped_bfs, _complete_minibatch, chunks=SEVERAL),
-    _late("zb-h1", "1f1b, weight gradients in the bubble", orders.zero_bubble_h1, _on_all_stages(lambda K: K)),
-    _late("zb-h2", "no bubble", orders.zero_bubble_h2, _on_all_stages(lambda K: 2 * K - 1), updates_alone=True),
-    _late(
-        "interleaved-zb",
-        "interleaved, weight gradients in the bubble",
-        orders.interleaved_zero_bubble,
-        lambda size, stage: _interleaved(size, stage, stage),
-        **IN_GROUPS,
-    ),
+    _late("zb-h1", "1f1b, weight gradients in the bubble", orders.zero_bubble_h1, _everywhere(lambda K: K)),
+    _late("zb-h2", "no bubble", orders.zero_bubble_h2, _everywhere(lambda K: 2 * K - 1), updates_alone=True),
+    _late("interleaved-zb", "zb-h1 over several chunks", orders.interleaved_zb, _interleaved(1), **IN_GROUPS),
     _in_v("zb-v", "no bubble; a V", waves.zb_v, lambda K: K, microbatches_per_stage=2, updates_alone=True),
     _in_v("dualpipe-v", "half of DualPipe; a V", waves.dualpipe_v, lambda K: K + 0.5, microbatches_per_stage=2),
     _in_v("v-half", "half of the activations of 1f1b; a V", waves.v_half, lambda K: (K + 2) // 2),
     _in_v("v-min", "a third of the activations of 1f1b; a V", waves.v_min, lambda K: (K + 4) // 3),
-    _exact("hanayo", "1f1b in Vs", waves.hanayo, _on_all_stages(lambda K: 2 * K - 1), chunks=EVEN, placement=WAVES),
+    _exact("hanayo", "1f1b in waves", waves.hanayo, _everywhere(lambda K: 2 * K - 1), chunks=EVEN, placement=WAVES),
     Method(
         "ddg",
         "delayed gradients: a forward pass, then the backward pass of an earlier minibatch",

@@ -32,18 +32,10 @@ class Placement:
         return [self.at(virtual, stages)[0] for virtual in range(stages * chunks)]
 
 
-def _round(chunk: int, place: int, stages: int) -> int:
-    return place
-
-
-def _up_and_back(chunk: int, place: int, stages: int) -> int:
-    return stages - 1 - place if chunk % 2 else place
-
-
-LOOP = Placement("loop", _round)
+LOOP = Placement("loop", lambda chunk, place, stages: place)
 """Virtual stage v on stage v mod K (Narayanan et al. 2021)."""
 
-WAVES = Placement("waves", _up_and_back)
+WAVES = Placement("waves", lambda chunk, place, stages: stages - 1 - place if chunk % 2 else place)
 """From the first stage to the last and back, any number of times (Liu et al. 2023, Hanayo); once: the V of Qi et al."""
 
 PLACEMENTS = {placement.name: placement for placement in (LOOP, WAVES)}

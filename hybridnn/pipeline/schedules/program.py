@@ -224,7 +224,7 @@ def plan_memory(schedule: Schedule, stage: int) -> MemoryPlan:
     free, done = _last_uses(order)
     taken = frozenset(chunk for chunk in range(schedule.chunks) if schedule.takes_over(stage, chunk))
     inputs = {part: lifetime for part, lifetime in _inputs(order, free).items() if part[2] not in taken}
-    activations, alive = (_activations(order, _with_outputs(uses, taken)) for uses in (free, done))
+    activations, alive = (_activations(order, uses, taken) for uses in (free, done))
     input_slots, input_counts = _assign(inputs, lambda part: part[2], schedule.chunks)
     activation_slots, activation_counts = _assign(activations, lambda item: item.chunk, schedule.chunks)
     parts = (item.part for item in order if isinstance(item, Forward) and item.chunk in taken)
@@ -257,11 +257,18 @@ def _inputs(order: tuple[Instruction, ...], last_uses: dict[Part, int]) -> dict[
     return inputs
 
 
-def _activations(order: tuple[Instruction, ...], last_uses: dict[Part, int]) -> dict[Instruction, Lifetime]:
-    """Activations live until the last use of their part, those that are recomputed only during the forward pass."""
+def _activations(
+    order: tuple[Instruction, ...], last_uses: dict[Part, int], taken: frozenset[int]
+) -> dict[Instruction, Lifetime]:
+    """Activations live until the last use of their part, those that are recomputed only during the forward pass.
+
+    The output is the input of the next chunk if that is one of those `taken` over.
+    """
     recomputed = {item.part for item in order if isinstance(item, Recompute)}
+    also = {(t, m, chunk - 1): at for (t, m, chunk), at in last_uses.items() if chunk in taken}
+    ends = {part: max(at, also.get(part, at)) for part, at in last_uses.items()}
     return {
-        item: (at, at if isinstance(item, Forward) and item.part in recomputed else last_uses[item.part])
+        item: (at, at if isinstance(item, Forward) and item.part in recomputed else ends[item.part])
         for at, item in enumerate(order)
         if isinstance(item, (Forward, Recompute))
     }
@@ -282,16 +289,6 @@ def _last_uses(order: tuple[Instruction, ...]) -> tuple[dict[Part, int], dict[Pa
             free[instruction.part] = position
     done = {part: merged.get((part[0], part[2]), position) for part, position in free.items()}
     return free, done
-
-
-def _with_outputs(uses: dict[Part, int], taken: frozenset[int]) -> dict[Part, int]:
-    """Last uses of activations, also as the input of the next chunk of the stage, of those `taken` over."""
-    return {
-        part: max(last, uses[following])
-        if (following := (*part[:2], part[2] + 1)) in uses and following[2] in taken
-        else last
-        for part, last in uses.items()
-    }
 
 
 def _assign(

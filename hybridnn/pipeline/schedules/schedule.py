@@ -185,13 +185,14 @@ def with_loads(schedule: Schedule) -> Schedule:
 
 @dataclass(frozen=True)
 class ScheduleSize:
-    """Size of a schedule: K, T, M and v; and whether `delayed_gradients` and `features_replay` have barriers."""
+    """Size of a schedule: K, T, M and v; whether ``ddg`` and ``fr`` have barriers; and where chunks are evaluated."""
 
     stages: int
     minibatches: int
     microbatches: int = 1
     chunks: int = 1
     barriers: bool = False
+    placement: Placement = LOOP
 
 
 Order = Callable[[ScheduleSize, int], list[Instruction]]  # from (size, stage) to the stage's computations
