@@ -6,6 +6,7 @@ from typing import Any
 from hybridnn.pipeline.schedules.instructions import COMPUTATIONS, Barrier, Instruction
 from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
 from hybridnn.pipeline.schedules.schedule import Schedule
+from reference.schedule_semantics import Definition
 
 
 def small(method: str, stages: int, minibatches: int = 3, chunks: int = 2, **options: Any) -> Schedule:
@@ -44,7 +45,7 @@ def times_of_computations(
         start = ends[stage][-1] if ends[stage] else 0.0
         if isinstance(instruction, Barrier):
             return False
-        virtual = instruction.chunk * schedule.stages + stage
+        virtual = Definition(schedule.method, schedule.stages, 1, 1, schedule.chunks).chunk(stage, instruction.chunk)
         forward, backward = instruction.name == "forward", instruction.name in ("backward", "input gradient")
         part = forward, instruction.minibatch, instruction.microbatch
         if (forward and virtual > 0) or (backward and virtual < last):

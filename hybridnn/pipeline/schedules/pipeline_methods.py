@@ -45,6 +45,11 @@ def _everywhere(most: Callable[[int], float]) -> ActivationBound:
     return lambda size, stage: int(min(most(size.stages), size.microbatches) * size.chunks)
 
 
+def _in_waves(size: ScheduleSize, stage: int) -> int:
+    most = size.chunks * size.stages + (stage if size.chunks == 2 else size.stages)
+    return min(most, size.microbatches * size.chunks)
+
+
 def merged_activations(method: Method) -> ActivationBound:
     """The bound of a method with one weight-gradient product over all microbatches of a minibatch."""
     return _complete_minibatch if method.exact else _complete_and_next_minibatch
@@ -66,7 +71,7 @@ def _over_minibatches(name: str, summary: str, policy: policies.WeightPolicy) ->
     return Method(name, summary, orders.pipedream, policy, _in_flight)
 
 
-SEVERAL, EVEN = range(2, 1 << 30), range(2, 1 << 30, 2)  # numbers of chunks
+SEVERAL = range(2, 1 << 30)  # numbers of chunks
 IN_GROUPS: dict[str, Any] = {"chunks": SEVERAL, "whole_groups": True}
 BARRIERS: dict[str, Any] = {"placed_messages": True, "may_have_barriers": True}
 
@@ -83,7 +88,7 @@ PIPELINE_METHODS = (
     _in_v("dualpipe-v", "half of DualPipe; a V", waves.dualpipe_v, lambda K: K + 0.5, microbatches_per_stage=2),
     _in_v("v-half", "half of the activations of 1f1b; a V", waves.v_half, lambda K: (K + 2) // 2),
     _in_v("v-min", "a third of the activations of 1f1b; a V", waves.v_min, lambda K: (K + 4) // 3),
-    _exact("hanayo", "1f1b in waves", waves.hanayo, _everywhere(lambda K: 2 * K - 1), chunks=EVEN, placement=WAVES),
+    _exact("hanayo", "1f1b in waves", waves.hanayo, _in_waves, chunks=range(2, 1 << 30, 2), placement=WAVES),
     Method(
         "ddg",
         "delayed gradients: a forward pass, then the backward pass of an earlier minibatch",

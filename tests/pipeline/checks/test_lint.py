@@ -29,6 +29,7 @@ from hybridnn.pipeline.schedules.instructions import (
     WeightGradient,
 )
 from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
+from hybridnn.pipeline.schedules.placements import PLACEMENTS
 from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.pipeline.schedules.weight_policies import CURRENT, EXACT, STASHED, WeightRead
 from reference.schedule_semantics import Definition, WrongSchedule, check
@@ -49,8 +50,8 @@ def test_every_method_passes(method: str) -> None:
 
 
 def test_evaluation_passes() -> None:
-    for stages, minibatches, chunks in product((1, 2, 3, 5), (1, 2, 3, 8), (1, 2, 3)):
-        lint(forward_only(stages, minibatches, chunks))
+    for *size, placement in product((1, 2, 3, 5), (1, 2, 3, 8), (1, 2, 3, 4), PLACEMENTS.values()):
+        lint(forward_only(*size, placement))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -258,17 +259,15 @@ def build(definition: Definition) -> Schedule:
 def definitions(draw: st.DrawFn) -> Definition:
     method = draw(st.sampled_from(sorted(METHODS)))
     stages, minibatches = draw(st.integers(1, 4)), draw(st.integers(1, 5))
-    if method == "pipedream-2bw":
-        return Definition(method, stages, minibatches, stages + draw(st.integers(0, 2)), merged=draw(st.booleans()))
-    if method not in ("gpipe", "1f1b", "interleaved", "zb-h1"):
+    kind = METHODS[method]
+    if not kind.cuts_minibatches:
         return Definition(method, stages, minibatches)
-    minibatches = min(minibatches, 2)
-    merged = method != "zb-h1" and draw(st.booleans())
-    if method == "interleaved":
+    merged, chunks = not kind.placed_weight_gradients and draw(st.booleans()), kind.chunks[0]
+    if chunks > 1:
         stages = max(2, min(stages, 3))
-        return Definition(method, stages, minibatches, stages * draw(st.integers(1, 2)), 2, merged=merged)
-    microbatches = draw(st.integers(1, 5))
-    return Definition(method, stages, minibatches, microbatches, merged=merged and microbatches > 1)
+    microbatches = draw(st.integers(1, 7).filter(lambda count: kind.can_cut(count, stages)))
+    minibatches = minibatches if not kind.exact else min(minibatches, 2)
+    return Definition(method, stages, minibatches, microbatches, chunks, merged=merged and microbatches > 1)
 
 
 def broken(orders: Orders, edit: str, random: Random) -> Orders:
