@@ -34,7 +34,8 @@ def times_of_computations(
     schedule: Schedule, duration: Callable[[int, Instruction], float], message: float
 ) -> tuple[Times, Times]:
     """Starts and ends; messages take the given time and do not occupy a stage."""
-    last = schedule.stages * schedule.chunks - 1
+    definition = Definition(schedule.method, schedule.stages, 1, 1, schedule.chunks)
+    last = definition.last
     lists = [[item for item in order if isinstance(item, (Barrier, *COMPUTATIONS))] for order in schedule.orders]
     starts: Times = [[] for _ in lists]
     ends: Times = [[] for _ in lists]
@@ -45,14 +46,15 @@ def times_of_computations(
         start = ends[stage][-1] if ends[stage] else 0.0
         if isinstance(instruction, Barrier):
             return False
-        virtual = Definition(schedule.method, schedule.stages, 1, 1, schedule.chunks).chunk(stage, instruction.chunk)
+        virtual = definition.chunk(stage, instruction.chunk)
         forward, backward = instruction.name == "forward", instruction.name in ("backward", "input gradient")
         part = forward, instruction.minibatch, instruction.microbatch
         if (forward and virtual > 0) or (backward and virtual < last):
-            needed = *part, virtual - 1 if forward else virtual + 1
+            before = virtual - 1 if forward else virtual + 1
+            needed = *part, before
             if needed not in made:
                 return False
-            start = max(start, made[needed] + message)
+            start = max(start, made[needed] + (message if definition.stage_of(before) != stage else 0))
         starts[stage].append(start)
         ends[stage].append(start + duration(stage, instruction))
         if forward or backward:

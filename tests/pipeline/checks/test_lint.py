@@ -347,9 +347,10 @@ def small_edits(orders: Orders) -> Iterator[tuple[str, Orders]]:
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_linter_refuses_every_small_edit_that_is_wrong(method: str) -> None:
     """The definitions refuse edits of every kind, so that these tests are not empty; the linter accepts some others."""
-    cut = METHODS[method].cuts_minibatches
-    minibatches, chunks = (2 if cut else 4, METHODS[method].chunks[0])
-    definition = Definition(method, 3, minibatches, 3 if cut else 1, chunks)
+    kind = METHODS[method]
+    cut, stages = kind.cuts_minibatches, 2 if kind.microbatches_per_stage > 1 else 3
+    microbatches = stages * max(1, kind.microbatches_per_stage) if cut else 1
+    definition = Definition(method, stages, 2 if cut else 4, microbatches, kind.chunks[0])
     schedule = build(definition)
     wrong, accepted = dict.fromkeys(("drop", "double", "swap", "move"), 0), 0
     for edit, orders in small_edits(schedule.orders):
