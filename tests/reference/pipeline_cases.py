@@ -89,6 +89,15 @@ def exact_cases(stages: int) -> dict[str, PipelineCase]:
         "interleaved": PipelineCase("interleaved", microbatches=2 * stages, chunks=2, weight_grad="per-microbatch"),
         "interleaved-merged": PipelineCase("interleaved", microbatches=stages, chunks=2, weight_grad="merged"),
         "zb-h1": PipelineCase("zb-h1", microbatches=stages + 1),
+        "eager-1f1b": PipelineCase("eager-1f1b", microbatches=5),
+        "looped-bfs": PipelineCase("looped-bfs", microbatches=3, chunks=2),
+        "zb-h2": PipelineCase("zb-h2", microbatches=2 * stages + 1),
+        "interleaved-zb": PipelineCase("interleaved-zb", microbatches=2 * stages, chunks=2),
+        "zb-v": PipelineCase("zb-v", microbatches=2 * stages + 1, chunks=2),
+        "dualpipe-v": PipelineCase("dualpipe-v", microbatches=2 * stages, chunks=2),
+        "v-half": PipelineCase("v-half", microbatches=5, chunks=2),
+        "v-min": PipelineCase("v-min", microbatches=4, chunks=2),
+        "hanayo": PipelineCase("hanayo", microbatches=4, chunks=2),
     }
 
 
