@@ -60,7 +60,7 @@ def schedule(
         int | None,
         count("Microbatches of a minibatch; by default twice the stages, and 1 for methods without microbatches."),
     ] = None,
-    chunks: Annotated[int | None, count("Chunks of layers per stage; by default 2 for interleaved, else 1.")] = None,
+    chunks: Annotated[int | None, count("Chunks of layers per stage; by default the method's fewest, 1 or 2.")] = None,
     forward: Annotated[float, option("Duration of a stage's forward pass.", "TIME", least=0.0)] = 1.0,
     backward: Annotated[float, option("Duration of its whole backward pass.", "TIME", least=0.0)] = 2.0,
     weight: Annotated[
@@ -156,6 +156,7 @@ def _facts(timeline: Timeline, durations: Durations, rows: Sequence[StalenessRow
         "minibatches": schedule.minibatches,
         "microbatches": schedule.microbatches,
         "chunks": schedule.chunks,
+        "placement": schedule.placement.name,
         "weight_policy": schedule.policy.name,
         "durations": asdict(durations),
         "stages": [

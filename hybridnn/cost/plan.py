@@ -43,6 +43,7 @@ from hybridnn.pipeline.schedules.instructions import (
     WeightGradient,
 )
 from hybridnn.pipeline.schedules.methods import METHODS, Method
+from hybridnn.pipeline.schedules.placements import Placement
 from hybridnn.utils.checks import require_whole
 from hybridnn.utils.text import counted, format_seconds
 
@@ -141,8 +142,9 @@ def _pipelines(workload: Workload, machine: Machine, grid: tuple[int, int, int],
         return
 
     @cache
-    def layers(chunks: int, microbatches: int) -> tuple[int, ...]:
-        return balanced_layers(workload, machine, stages, chunks=chunks, microbatches=microbatches)
+    def layers(placement: Placement, chunks: int, microbatches: int) -> tuple[int, ...]:
+        placed = tuple(placement.stages(pipeline, chunks))
+        return balanced_layers(workload, machine, stages, placed=placed, microbatches=microbatches)
 
     for method in METHODS.values():
         if not _allowed(wanted, "method", method.name):
@@ -155,7 +157,7 @@ def _pipelines(workload: Workload, machine: Machine, grid: tuple[int, int, int],
             for microbatches in _microbatches(workload, method, stages, wanted):
                 yield Layout(
                     stages,
-                    layers(chunks, microbatches),
+                    layers(method.placement, chunks, microbatches),
                     method=method.name,
                     microbatches=microbatches,
                     chunks=chunks,
@@ -164,10 +166,10 @@ def _pipelines(workload: Workload, machine: Machine, grid: tuple[int, int, int],
 
 
 def _chunks(workload: Workload, method: Method, pipeline: int, wanted: Wanted) -> list[int]:
-    if not method.chunked:
-        return [1] if _allowed(wanted, "chunks", 1) else []
-    chunks = wanted.get("chunks", 2)
-    return [chunks] if chunks > 1 and chunks * pipeline <= len(workload.model.layers) else []
+    chunks = wanted.get("chunks", method.chunks[0])
+    return (
+        [chunks] if chunks in method.chunks and (chunks == 1 or chunks * pipeline <= len(workload.model.layers)) else []
+    )
 
 
 def _microbatches(workload: Workload, method: Method, stages: StageShapes, wanted: Wanted) -> list[int]:
@@ -175,10 +177,8 @@ def _microbatches(workload: Workload, method: Method, stages: StageShapes, wante
     if "microbatches" not in wanted:
         return microbatch_counts(method, stages, workload.batch_size)
     count, pipeline = wanted["microbatches"], len(stages)
-    if not method.cuts_minibatches:
-        return [1] if count == 1 else []
-    least, factor = pipeline if method.fills_pipeline else 1, pipeline if method.chunked else 1
-    return [count] if least <= count <= workload.batch_size // stages[0][0] and count % factor == 0 else []
+    is_possible = count <= workload.batch_size // stages[0][0] or not method.cuts_minibatches
+    return [count] if is_possible and method.can_cut(count, pipeline) else []
 
 
 # -- the fastest layouts ----------------------------------------------------------------------------------------------
@@ -294,7 +294,8 @@ def divided(workload: Workload, layout: Layout, machine: Machine, *, cuts: bool,
     def candidate(microbatches: int) -> Layout:
         layers = layout.layers
         if balances:
-            layers = balanced_layers(workload, machine, stages, chunks=layout.chunks, microbatches=microbatches)
+            placed = layout.placement.stages(len(stages), layout.chunks)
+            layers = balanced_layers(workload, machine, stages, placed=placed, microbatches=microbatches)
         return replace(layout, microbatches=microbatches, layers=layers)
 
     return min(map(candidate, numbers), key=lambda it: predict(workload, it, machine).seconds_per_step)
@@ -376,7 +377,7 @@ class StepBounds:
         The first microbatch passes all earlier stages, and, with an exact method, the last gradient passes them back.
         """
         stages = range(len(self.layout.stages))
-        if not METHODS[self.layout.method].exact or len(stages) == 1:
+        if not self.layout.drains or len(stages) == 1:
             return max(map(self._work, stages))
         begin = end = bound = first = 0.0
         for stage in stages:
@@ -392,7 +393,7 @@ class StepBounds:
     def _costs(self) -> StageCosts:
         layout, method = self.layout, METHODS[self.layout.method]
         if layout.chunks == 1 and not method.predicts:  # the instructions of all such methods cost the same
-            layout = replace(layout, method="gpipe" if method.exact else "vanilla")
+            layout = replace(layout, method="gpipe" if method.drains else "vanilla")
         return _stage_costs(self.workload, layout, self.machine)
 
     @property
@@ -425,13 +426,10 @@ class StepBounds:
 
     def _receiving(self, stage: int) -> float:
         """Seconds in which messages occupy a stage: what does not overlap with its work."""
-        stages, chunks = len(self.layout.stages), self.layout.chunks
         seconds = 0.0
-        for chunk in range(chunks):
-            for gradients in (False, True):
-                sender = (stage + (1 if gradients else -1)) % stages
-                at_end = stage == stages - 1 and chunk == chunks - 1 if gradients else stage == 0 and chunk == 0
-                if not at_end:
+        for chunk, around in enumerate(self._costs.around[stage]):
+            for gradients, sender in zip((False, True), around, strict=True):
+                if sender is not None and sender != stage:
                     channel = Channel(sender, stage, gradients, chunk)
                     seconds += sum(
                         times * self._costs.message((channel, 0, microbatch)).transit

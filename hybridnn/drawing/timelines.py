@@ -32,6 +32,7 @@ from hybridnn.pipeline.schedules.instructions import (
     WeightGradient,
 )
 from hybridnn.pipeline.schedules.methods import find_method, make_schedule
+from hybridnn.pipeline.schedules.placements import PLACEMENTS
 from hybridnn.pipeline.schedules.schedule import Schedule, with_loads
 from hybridnn.pipeline.schedules.weight_policies import WeightPolicy
 from hybridnn.utils.checks import nearest, require_number, require_type, require_whole, with_advice
@@ -151,7 +152,7 @@ def schedule(
     microbatches : int, optional
         Of a minibatch; by default twice the stages, and 1 for methods without microbatches.
     chunks : int, optional
-        Chunks of layers of a stage; by default 2 for ``"interleaved"``, else 1.
+        Chunks of layers of a stage; by default the fewest that the method has, 1 or 2.
     weight_grad : {"per-microbatch", "merged"}
         One weight gradient per microbatch, or one product over all of them.
     barriers : bool
@@ -192,7 +193,7 @@ def schedule(
             stages=stages,
             minibatches=size("minibatches", minibatches, 1 if info.cuts_minibatches else 2 * stages),
             microbatches=size("microbatches", microbatches, 2 * stages if info.cuts_minibatches else 1),
-            chunks=size("chunks", chunks, 2 if info.chunked else 1),
+            chunks=size("chunks", chunks, info.chunks[0]),
             weight_grad=weight_grad,
             barriers=require_type("barriers", barriers, bool),
         )
@@ -212,8 +213,9 @@ def read_schedule(path: str | Path) -> Schedule:
     ----------
     path : str or Path
         A JSON object with ``stages``, a list of lists of instructions; ``weight_policy``, a name such as ``"exact"``,
-        the default, or ``"stashed"``; and optionally ``method``, a name to show, and the numbers of ``minibatches``,
-        ``microbatches`` and ``chunks``, by default those that the instructions have.
+        the default, or ``"stashed"``; and optionally ``placement``, ``"loop"`` or ``"waves"``, ``method``, a name to
+        show, and the numbers of ``minibatches``, ``microbatches`` and ``chunks``, by default those that the
+        instructions have.
 
     Raises
     ------
@@ -236,6 +238,9 @@ def _schedule(content: Any, name: str) -> Schedule:
     policy = content.get("weight_policy", "exact")
     if not isinstance(policy, str) or policy not in POLICIES:
         raise DataError(f"weight_policy = {policy!r}: must be one of {', '.join(POLICIES)}")
+    placement = content.get("placement", "loop")
+    if not isinstance(placement, str) or placement not in PLACEMENTS:
+        raise DataError(f"placement = {placement!r}: must be one of {', '.join(PLACEMENTS)}")
     lists = [_stage(stage, number) for number, stage in enumerate(content["stages"])]
     everything = [instruction for order in lists for instruction in order]
     if not everything:
@@ -253,6 +258,7 @@ def _schedule(content: Any, name: str) -> Schedule:
         policy=POLICIES[policy],
         orders=tuple(map(tuple, lists)),
         activation_bound=(minibatches * microbatches * chunks,) * len(lists),  # none: a file states no bound
+        placement=PLACEMENTS[placement],
     )
     if any(not isinstance(item, COMPUTATIONS) for item in everything):
         return made

@@ -99,12 +99,12 @@ class _CacheEntry:
 class DeviceSampleCache:
     """The samples of the last fit in this rank's device memory.
 
-    The first pipeline stage holds the inputs, the last one the targets. Either all batch ranks of a stage hold samples
-    or none does, because they may capture steps, which is collective.
+    The first pipeline stage holds the inputs, that of the last layer the targets. Either all batch ranks of a stage
+    hold samples or none does, because they may capture steps, which is collective.
     """
 
-    def __init__(self, kernels: Kernels, grid: ProcessGrid, dtype: np.dtype[Any]) -> None:
-        self._kernels, self._grid, self._dtype = kernels, grid, dtype
+    def __init__(self, kernels: Kernels, grid: ProcessGrid, dtype: np.dtype[Any], last_stage: int) -> None:
+        self._kernels, self._grid, self._dtype, self._last_stage = kernels, grid, dtype, last_stage
         self._entries: dict[str, _CacheEntry] = {}
 
     def place(self, split: DataSplit, given: object, keep_as: str | None) -> DataSplit:
@@ -157,7 +157,7 @@ class DeviceSampleCache:
 
     def _layout(self, rows: Rows) -> SampleLayout:
         targets = self._dtype if rows.targets_shape else np.dtype(np.int64)
-        is_first, is_last = self._grid.pipeline_rank == 0, self._grid.pipeline_rank == self._grid.pipeline - 1
+        is_first, is_last = self._grid.pipeline_rank == 0, self._grid.pipeline_rank == self._last_stage
         return (
             ((rows.samples, rows.features), self._dtype) if is_first else None,
             ((rows.samples, *rows.targets_shape), targets) if is_last else None,

@@ -251,7 +251,7 @@ class GpuEngine(Engine):
     def __init__(self, *arguments: Any, capture: StepCapture | None = None, **options: Any) -> None:
         super().__init__(*arguments, **options)
         config, grid, layout = self.config, self.grid, self.layout
-        self.samples = DeviceSampleCache(self.kernels, grid, self.dtype)
+        self.samples = DeviceSampleCache(self.kernels, grid, self.dtype, layout.last_stage)
         self._graphs: CudaGraphSteps | None = None
         if capture is not None:
             chunk, state = self.chunks[0], self.states[0]

@@ -43,6 +43,7 @@ class MicrobatchBuffers:
     inputs: int = 1  # with their targets
     activations: int = 1  # sets of activations
     keeps_dz: bool = False  # whether sets store ``dz``: weight gradients are computed later than input gradients
+    keeps_dy: bool = False  # whether sets store the gradient of the output: the next chunk of the rank writes it
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class Workspace:
     """Memory for microbatches of up to `capacity` samples on this rank.
 
     Rows of the arrays must be contiguous (`features_contiguous`) where they travel in messages or kernels read along
-    them.
+    them. `before` is the workspace of the chunk before, if its outputs are the inputs: there is one array, not a copy.
     """
 
     def __init__(
@@ -85,14 +86,17 @@ class Workspace:
         *,
         features_contiguous: bool = True,
         kernels: Kernels = NUMPY,
+        before: Workspace | None = None,
     ) -> None:
-        self._kernels, self._features_contiguous = kernels, features_contiguous
+        self._kernels, self._features_contiguous, self._before = kernels, features_contiguous, before
         self._shards, self._role, self._buffers = shards, role, buffers
         self._capacity, self._dtype = capacity, np.dtype(dtype)
         self._cache: dict[tuple[int, int, int, bool | None], StageArrays] = {}
         self._inputs = [self._allocate(shards[0].layer.inputs) for _ in range(buffers.inputs)]
         self._targets: dict[bool, list[Array]] = {}  # by whether they are labels
         self._activations = [list(map(self._allocate_stored, shards)) for _ in range(buffers.activations)]
+        kept = buffers.activations if buffers.keeps_dy else 0
+        self._output_gradients = [self._allocate(shards[-1].layer.outputs) for _ in range(kept)]
         self._columns = kernels.to_device(np.arange(capacity))
         self._ones = self._kernels.zeros((capacity,), dtype)
         self._ones[...] = 1
@@ -114,7 +118,8 @@ class Workspace:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        transient = self._columns, self._ones, self._own_gradient, *self._gradients, self._product
+        gradients = (self._own_gradient, *self._gradients, *self._output_gradients)
+        transient = self._columns, self._ones, *gradients, self._product
         return self.activation_bytes + sum(int(array.nbytes) for array in transient if array is not None)
 
     @property
@@ -150,16 +155,22 @@ class Workspace:
     def _view(self, n: int, input_slot: int, activation_slot: int, labels: bool | None) -> StageArrays:
         first, last = self._shards[0].layer, self._shards[-1].layer
 
-        elements = self._inputs[input_slot][: n * first.inputs]
-        x = elements.reshape(n, first.inputs).T if self._role.loads_input else elements.reshape(first.inputs, n)
+        input_gradient = None
+        if self._before is not None:
+            given = self._before.arrays(n, 0, input_slot)
+            x, input_gradient = given.outputs, given.output_gradient
+        else:
+            elements = self._inputs[input_slot][: n * first.inputs]
+            x = elements.reshape(n, first.inputs).T if self._role.loads_input else elements.reshape(first.inputs, n)
         targets = self._kernels.empty((0,), self._dtype)
         if self._role.loads_target and labels is not None:
             buffer = self.expect_targets(labels=labels)[input_slot]
             targets = buffer[:n] if labels else buffer[: n * last.outputs].reshape(n, last.outputs)
+        output_gradient = self._output_gradients[activation_slot] if self._output_gradients else None
         layers: list[LayerArrays] = []
         source = x
         for index, stored in enumerate(self._activations[activation_slot]):
-            layers.append(self._view_layer(index, source, n, stored))
+            layers.append(self._view_layer(index, source, n, stored, output_gradient, input_gradient))
             source = layers[-1].y
         return StageArrays(
             samples=x.T,
@@ -185,14 +196,18 @@ class Workspace:
         """
         return not self._features_contiguous and self._dtype == np.float64 and (n < WIDE or n % STEP != 0)
 
-    def _view_layer(self, index: int, x: Array, n: int, stored: _Stored) -> LayerArrays:
+    def _view_layer(
+        self, index: int, x: Array, n: int, stored: _Stored, output_gradient: Array | None, input_gradient: Array | None
+    ) -> LayerArrays:
         shard = self._shards[index]
         layer, view = shard.layer, partial(self._features, n=n)
         above = len(self._shards) - 1 - index
         y = view(stored.output, _output_height(shard))
-        dy = view(self._gradients[above % 2], _output_height(shard))
+        is_handed = above == 0 and output_gradient is not None
+        dy = view(output_gradient if is_handed else self._gradients[above % 2], _output_height(shard))
         has_dx = index > 0 or not self._role.loads_input
         dx = view(self._gradients[(above + 1) % 2], len(x)) if has_dx else None
+        dx = dx if index or input_gradient is None else input_gradient
         own, rows, full_input = _own_height(shard), shard.rows, stored.full_input
         local_y, own_dy = (y[rows], dy[rows]) if shard.gathers else (y, dy)
         full_x = own_x = own_dx = None

@@ -12,6 +12,7 @@ from hybridnn.comm.blocks import block_size, block_sizes
 from hybridnn.nn.mlp import MLP, DenseLayer
 from hybridnn.parallel.grid import StageShapes
 from hybridnn.pipeline.schedules.methods import METHODS, Method, forward_only, make_schedule
+from hybridnn.pipeline.schedules.placements import Placement
 from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.utils.text import counted
 
@@ -99,6 +100,21 @@ class Layout:
         """Whether the training equals that of one rank: a minibatch is completed before the next one begins."""
         return METHODS[self.method].exact or len(self.stages) == 1
 
+    @property
+    def drains(self) -> bool:
+        """Whether the pipeline is empty between minibatches."""
+        return METHODS[self.method].drains or len(self.stages) == 1
+
+    @property
+    def placement(self) -> Placement:
+        """The stage on which each chunk lives."""
+        return METHODS[self.method].placement
+
+    @property
+    def last_stage(self) -> int:
+        """The stage of the network's last layer."""
+        return self.placement.at(len(self.layers) - 1, len(self.stages))[0]
+
     def recomputes(self, stage: int) -> bool:
         """Whether a stage computes forward passes twice, as every stage but the last does in features replay."""
         return METHODS[self.method].recomputes and stage < len(self.stages) - 1
@@ -119,7 +135,7 @@ class Layout:
 
     def forward_schedule(self, minibatches: int) -> Schedule:
         """Schedule of forward passes only."""
-        return _forward_schedule(len(self.stages), minibatches, self.chunks)
+        return _forward_schedule(len(self.stages), minibatches, self.chunks, self.placement)
 
     def largest_schedules(self) -> tuple[Schedule, Schedule]:
         """Schedules of training and of forward passes, long enough to need as much memory as any longer one."""
@@ -131,7 +147,8 @@ class Layout:
 
     def layer_indices(self, stage: int) -> list[range]:
         """Indices of the layers of every chunk of a stage."""
-        virtual_stages = range(stage, len(self.layers), len(self.stages))
+        count = len(self.stages)
+        virtual_stages = [self.placement.virtual(stage, chunk, count) for chunk in range(self.chunks)]
         return [range(self._layer_ends[index], self._layer_ends[index + 1]) for index in virtual_stages]
 
     @cached_property

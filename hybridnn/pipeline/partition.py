@@ -75,22 +75,21 @@ def uniform_partition(layers: int, stages: int) -> tuple[int, ...]:
 
 
 def balance(
-    stages: Sequence[tuple[int, int]],
-    chunks: int,
+    shapes: Sequence[tuple[int, int]],
     layer_seconds: Callable[[int, int], Iterable[float]],
     boundaries: Sequence[float],
 ) -> tuple[int, ...]:
-    """Counts of layers for the chunks of stages of (batch, model) ranks: `balanced_counts` by the layers' times.
+    """Counts of layers for virtual stages of (batch, model) ranks: `balanced_counts` by the layers' times.
 
     `layer_seconds` takes the batch and model ranks of a stage, and gives the time of every layer there.
     """
-    sums = {shape: list(accumulate(layer_seconds(*shape), initial=0)) for shape in dict.fromkeys(stages)}
+    sums = {shape: list(accumulate(layer_seconds(*shape), initial=0)) for shape in dict.fromkeys(shapes)}
 
     def seconds(virtual_stage: int, first: int, end: int) -> float:
-        of_stage = sums[stages[virtual_stage % len(stages)]]
+        of_stage = sums[shapes[virtual_stage]]
         return of_stage[end] - of_stage[first]
 
-    return balanced_counts(seconds, boundaries, len(stages) * chunks)
+    return balanced_counts(seconds, boundaries, len(shapes))
 
 
 def balanced_counts(
@@ -149,20 +148,24 @@ ELEMENT = 200  # of the inputs and outputs, and their activation
 MULTIPLY_ADD = 22  # 90 billion operations per second
 
 
-def typical_partition(model: MLP, stages: StageShapes, chunks: int, samples: int, itemsize: int) -> tuple[int, ...]:
-    """Partition by typical costs of the passes and messages of a microbatch, which need no measurement."""
+def typical_partition(model: MLP, shapes: StageShapes, samples: int, itemsize: int) -> tuple[int, ...]:
+    """Partition by typical costs of the passes and messages of a microbatch, which need no measurement.
+
+    `shapes` are those of the virtual stages.
+    """
 
     def picoseconds(batch: int, model_ranks: int) -> list[int]:
         share = ceil(samples / batch)
         return [typical_passes(layer, model_ranks, share, itemsize) for layer in model.layers]
 
     boundaries = [typical_messages(layer.outputs * samples * itemsize) for layer in model.layers[:-1]]
-    return balance(stages, chunks, picoseconds, boundaries)
+    return balance(shapes, picoseconds, boundaries)
 
 
 def typical_step(
     model: MLP,
     stages: StageShapes,
+    placed: Sequence[int],
     layers: Sequence[int],
     microbatches: int,
     batch_size: int,
@@ -173,14 +176,15 @@ def typical_step(
     """Picoseconds of a step by typical costs: M passes through the layers of the slowest stage.
 
     If the pipeline `drains` after every minibatch, it waits for (K - 1) / v passes more, with K stages of v chunks.
+    `placed` are the stages of the virtual stages.
     """
     count, samples = len(stages), ceil(batch_size / microbatches)
     work = [0] * count
-    for number, (first, end) in enumerate(pairwise(accumulate(layers, initial=0))):
-        batch, model_ranks = stages[number % count]
+    for stage, (first, end) in zip(placed, pairwise(accumulate(layers, initial=0)), strict=True):
+        batch, model_ranks = stages[stage]
         passes = [typical_passes(it, model_ranks, ceil(samples / batch), itemsize) for it in model.layers[first:end]]
         messages = typical_messages(model.sizes[first] * samples * itemsize) if first else 0
-        work[number % count] += 2 * INSTRUCTION + sum(passes) + messages
+        work[stage] += 2 * INSTRUCTION + sum(passes) + messages
     waiting = (count - 1) * count * max(work) // len(layers) if drains else 0
     return microbatches * max(work) + waiting
 
@@ -219,9 +223,8 @@ def microbatch_counts(method: Method, stages: StageShapes, batch_size: int) -> l
     count = len(stages)
     most = min(batch_size // max(batch for batch, _ in stages), MOST_MICROBATCHES_PER_STAGE * count, MOST_MICROBATCHES)
     powers = [1 << bit for bit in range(1, MOST_MICROBATCHES.bit_length())]
-    least, factor = count if method.fills_pipeline else 1, count if method.chunked else 1
     counts = {*powers, count, *(count * power for power in powers)}
-    return [it for it in sorted(counts) if least <= it <= most and it % factor == 0]
+    return [it for it in sorted(counts) if it <= most and method.can_cut(it, count)]
 
 
 # -- times of layers ---------------------------------------------------------------------------------------------------

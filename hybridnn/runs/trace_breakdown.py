@@ -121,15 +121,17 @@ class _Partners:
 
     def _message(self, stage: int, about: Instruction) -> _Message:
         """The message of a send or receive."""
-        virtual = about.chunk * len(self._epoch.layout.stages) + stage
+        layout = self._epoch.layout
+        virtual = layout.placement.virtual(stage, about.chunk, len(layout.stages))
         virtual += isinstance(about, SendActivations) - isinstance(about, SendGradients)
         gradients = isinstance(about, SendGradients | ReceiveGradients)
         return gradients, virtual, about.minibatch, about.microbatch
 
     def _senders(self, receiver: StagePosition, about: Instruction) -> Iterator[StagePosition]:
         """Ranks that may send a message to `receiver`: one if both stages have as many batch ranks."""
-        widths = self._epoch.layout.stages
-        stage = (receiver.stage + (1 if isinstance(about, ReceiveGradients) else -1)) % len(widths)
+        widths, placement = self._epoch.layout.stages, self._epoch.layout.placement
+        virtual = placement.virtual(receiver.stage, about.chunk, len(widths))
+        stage, _ = placement.at(virtual + (1 if isinstance(about, ReceiveGradients) else -1), len(widths))
         batch, model = widths[stage]
         same_width = batch == widths[receiver.stage][0]
         for batch_rank in (receiver.batch_rank,) if same_width else range(batch):

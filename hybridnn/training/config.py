@@ -210,7 +210,7 @@ class TrainConfig:
         "Microbatches per minibatch; none: the predicted best. These are from 2 to eight per stage, if the method uses "
         "microbatches.",
     ] = option("parallel", None, of_pipelines=True)
-    chunks: Annotated[Count | None, "Chunks per stage; none: 2 for `interleaved`, else 1."] = option(
+    chunks: Annotated[Count | None, "Chunks per stage; none: the fewest of the method, 1 or 2."] = option(
         "parallel", None, of_pipelines=True
     )
     partition: Annotated[

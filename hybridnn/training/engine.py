@@ -113,12 +113,12 @@ class Engine:
         return load, batches
 
     def train(self, split: DataSplit, minibatches: Sequence[Minibatch], losses: MinibatchLosses) -> Iterator[Minibatch]:
-        """Do one update on each minibatch, and yield it then; with an exact method on the CPU its loss is fetched.
+        """Do one update on each minibatch, and yield it then; on the CPU its loss is fetched if the pipeline drains.
 
-        Raises `NonFiniteLossError` on every rank; with an exact method on the CPU before the weights are changed.
+        Raises `NonFiniteLossError` on every rank; where the loss is fetched, before the weights are changed.
         """
         executor, exact = self._begin(split.task, minibatches), self.layout.exact
-        take_loss = losses.add if exact and self.kernels.on_host else losses.note
+        take_loss = losses.add if self.layout.drains and self.kernels.on_host else losses.note
         for minibatch in minibatches:
             if exact:  # an evaluation between two steps may have replaced the workspaces by larger ones
                 executor = self.training.executor(split.task, 1, trains=True)
@@ -274,8 +274,13 @@ class Engine:
             self.forward.executor(None, len(batches), trains=False).forward(batches, take)
         # Every sample was computed by one batch rank of the last stage; the others hold zeros.
         grid.batch_group.allreduce(outputs)
-        broadcast_from_last_stage(grid, outputs)
+        self.broadcast_from_last_stage(outputs)
         return outputs
+
+    def broadcast_from_last_stage(self, array: Array) -> None:
+        """Broadcast an array from the stage of the last layer, on whose ranks it is equal; collective over the grid."""
+        if self.grid.pipeline > 1:
+            self.grid.world.broadcast(array, self.grid.rank_at(self.layout.last_stage, 0, 0))
 
     def run_forward(self, split: DataSplit, take: TakeOutputs) -> None:
         """Forward passes of all samples; `take` receives outputs and targets on the last stage."""
@@ -427,10 +432,10 @@ class Executors:
         self.executor.cache_clear()
         self.runtimes = []  # frees the smaller ones
         engine, config = self._engine, self._engine.config
-        self.runtimes = [
-            ChunkRuntime(plan, engine.grid, chunk, config.optimizer, state, samples=samples, weights=store)
-            for plan, chunk, state, store in zip(self._plans, engine.chunks, engine.states, self._stores, strict=True)
-        ]
+        for plan, chunk, state, store in zip(self._plans, engine.chunks, engine.states, self._stores, strict=True):
+            before = self.runtimes[-1] if self.runtimes else None
+            own = plan, engine.grid, chunk, config.optimizer, state
+            self.runtimes.append(ChunkRuntime(*own, samples=samples, weights=store, before=before))
         self._stores = [runtime.weights for runtime in self.runtimes]
 
     def _make_executor(self, task: str | None, count: int, *, trains: bool) -> Executor:
@@ -472,12 +477,6 @@ def _weighted_cross_entropy(
     np.multiply(np.exp(logarithms), of_samples * scale, out=gradient)
     gradient[labels, columns] -= of_samples * scale
     loss[0] = -np.sum(of_samples * logarithms[labels, columns])
-
-
-def broadcast_from_last_stage(grid: ProcessGrid, array: Array) -> None:
-    """Broadcast an array from the last stage, on whose ranks it is equal, to all ranks; collective over the grid."""
-    if grid.pipeline > 1:
-        grid.world.broadcast(array, grid.rank_at(grid.pipeline - 1, 0, 0))
 
 
 @lru_cache(1)

@@ -20,7 +20,7 @@ from hybridnn.parallel.grid import ProcessGrid
 from hybridnn.pipeline.execution.executor import Minibatch
 from hybridnn.pipeline.schedules.instructions import Backward, Forward, InputGradient, Recompute, Update, WeightGradient
 from hybridnn.training.data_split import DataSplit
-from hybridnn.training.engine import Engine, broadcast_from_last_stage
+from hybridnn.training.engine import Engine
 from hybridnn.training.records import (
     EvaluationRecord,
     MeasuredStep,
@@ -77,7 +77,7 @@ class MinibatchLosses:
         if count <= fetched:
             return
         totals = self._engine.kernels.to_host(self.totals[fetched:count])
-        broadcast_from_last_stage(self._engine.grid, totals)
+        self._engine.broadcast_from_last_stage(totals)
         for minibatch, total in zip(self._minibatches[fetched:count], totals.tolist(), strict=True):
             self._append(minibatch, total)
 

@@ -79,14 +79,14 @@ def resolve_pipeline(config: TrainConfig, stages: StageShapes) -> dict[str, Any]
     count = len(stages)
     method, chunks = find_method(config.method), config.chunks
     if chunks is None:
-        chunks = 2 if method.chunked else 1
+        chunks = method.chunks[0]
     weight_grad = "per-microbatch" if config.weight_grad == "auto" else config.weight_grad
     order = config.order if isinstance(config.order, tuple) else ()
     if order and config.microbatches is None:
         config = replace(config, microbatches=order[0].count("F"))
-    least = count if method.cuts_minibatches else 1
+    least = count * max(1, method.microbatches_per_stage) if method.cuts_minibatches else 1
     given = least if config.microbatches is None else config.microbatches
-    require_supported(method, ScheduleSize(count, 1, given, chunks, config.barriers, order), weight_grad)
+    require_supported(method, ScheduleSize(count, 1, given, chunks, config.barriers, order=order), weight_grad)
     _require_compatible(method, count, config)
     if isinstance(config.partition, str):
         require_choice("parallel.partition", config.partition, PARTITIONS)
@@ -129,22 +129,24 @@ def _divided(config: TrainConfig, method: Method, stages: StageShapes, chunks: i
     from hybridnn.pipeline.partition import microbatch_counts, typical_partition, typical_step, uniform_partition
 
     model, batch_size, itemsize = config.model, config.batch_size, np.dtype(config.dtype).itemsize
+    placed = method.placement.stages(len(stages), chunks)
 
     def layers(microbatches: int) -> tuple[int, ...]:
         if config.partition == "balanced":
-            return typical_partition(model, stages, chunks, ceil(batch_size / microbatches), itemsize)
+            shapes = tuple(stages[stage] for stage in placed)
+            return typical_partition(model, shapes, ceil(batch_size / microbatches), itemsize)
         if isinstance(config.partition, str):
             return uniform_partition(len(model.layers), len(stages) * chunks)
         return tuple(config.partition)
 
     def picoseconds(divided: tuple[int, tuple[int, ...]]) -> int:
         microbatches, counts = divided
-        return typical_step(model, stages, counts, microbatches, batch_size, itemsize, drains=method.exact)
+        return typical_step(model, stages, placed, counts, microbatches, batch_size, itemsize, drains=method.drains)
 
     if config.microbatches is not None:
         numbers = [config.microbatches]
     else:  # of very few samples some ranks have none
-        numbers = microbatch_counts(method, stages, batch_size) or [len(stages)]
+        numbers = microbatch_counts(method, stages, batch_size) or [max(1, method.microbatches_per_stage) * len(stages)]
     return min(((number, layers(number)) for number in numbers), key=picoseconds)
 
 
@@ -184,7 +186,8 @@ def profiled_layers(layout: Layout, config: TrainConfig) -> tuple[int, ...]:
 
     sizes = [layer.outputs * samples * dtype.itemsize for layer in model.layers[:-1]]
     boundaries = [2 * TYPICAL_LINK.message_seconds(size) for size in sizes]
-    return balance(layout.stages, layout.chunks, seconds, boundaries)
+    placed = layout.placement.stages(len(layout.stages), layout.chunks)
+    return balance([layout.stages[stage] for stage in placed], seconds, boundaries)
 
 
 # -- shared replicas ---------------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def test_rounding_leaves_no_bubble() -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_a_prediction_and_a_simulation_agree(method: str) -> None:
     kind = METHODS[method]
-    chunks = 1 + kind.chunked
+    chunks = kind.chunks[0]
     layout = Layout(
         ((2, 1), (2, 1)),
         (8 // (2 * chunks),) * (2 * chunks),

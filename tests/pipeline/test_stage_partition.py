@@ -92,7 +92,7 @@ def slowest_of(counts: tuple[int, ...], model: MLP, samples: int, itemsize: int)
 def test_a_partition_by_typical_costs_equals_the_best_of_all(sizes, stages, samples, itemsize) -> None:
     model = MLP(sizes)
     stages = min(stages, len(model.layers))
-    found = typical_partition(model, ((1, 1),) * stages, 1, samples, itemsize)
+    found = typical_partition(model, ((1, 1),) * stages, samples, itemsize)
     possible = [c for c in product(range(1, len(sizes)), repeat=stages) if sum(c) == len(model.layers)]
     best = min(slowest_of(counts, model, samples, itemsize) for counts in possible)
     assert slowest_of(found, model, samples, itemsize) == pytest.approx(best, rel=1e-9)
@@ -100,11 +100,11 @@ def test_a_partition_by_typical_costs_equals_the_best_of_all(sizes, stages, samp
 
 def test_partitions_by_typical_costs() -> None:
     wide_input = MLP([784, 128, 127, 126, 125, 124, 123, 10])
-    assert typical_partition(wide_input, ((1, 1),) * 2, 1, 128, 4) == (2, 5)  # the first layer has half of the work
+    assert typical_partition(wide_input, ((1, 1),) * 2, 128, 4) == (2, 5)  # the first layer has half of the work
     equal = MLP([512] * 9)
-    assert typical_partition(equal, ((2, 1), (1, 1)), 1, 400, 4) == (6, 2)
-    assert typical_partition(equal, ((1, 1), (1, 3)), 1, 400, 4) == (2, 6)
-    assert typical_partition(equal, ((1, 1),) * 2, 2, 400, 4) == (2, 2, 2, 2)  # two chunks of each stage
+    assert typical_partition(equal, ((2, 1), (1, 1)), 400, 4) == (6, 2)
+    assert typical_partition(equal, ((1, 1), (1, 3)), 400, 4) == (2, 6)
+    assert typical_partition(equal, ((1, 1),) * 4, 400, 4) == (2, 2, 2, 2)  # two chunks of each stage
 
 
 def test_each_time_is_the_median_of_its_layer_after_a_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:

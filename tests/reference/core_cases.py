@@ -63,6 +63,17 @@ PIPELINES = {
         4, Grid(stages=((1, 1), (1, 3))), PipelineCase("1f1b", Case((5, 8, 2, 1), classification=False))
     ),
     "interleaved": TrainingCase(2, Grid(2), PipelineCase("interleaved", CLIPPED, 4, chunks=2)),
+    "eager-1f1b": TrainingCase(3, Grid(3), PipelineCase("eager-1f1b", COSINE, 5)),
+    "looped-bfs": TrainingCase(2, Grid(2), PipelineCase("looped-bfs", CLIPPED, 3, chunks=2, partition=(1, 3, 2, 2))),
+    "zb-h2": TrainingCase(3, Grid(3), PipelineCase("zb-h2", ADAM, 7)),
+    "interleaved-zb": TrainingCase(2, Grid(2), PipelineCase("interleaved-zb", CLIPPED, 4, chunks=3)),
+    "zb-v": TrainingCase(4, Grid(2, 2), PipelineCase("zb-v", COSINE, 5, chunks=2, partition=(3, 1, 2, 2))),
+    "zb-v, clipped": TrainingCase(2, Grid(2), PipelineCase("zb-v", CLIPPED, 4, chunks=2, blocking_sends=True)),
+    "dualpipe-v": TrainingCase(3, Grid(3), PipelineCase("dualpipe-v", FEW, 6, chunks=2)),
+    "v-half": TrainingCase(4, Grid(stages=STAGES), PipelineCase("v-half", ADAM, 5, chunks=2)),
+    "v-min": TrainingCase(4, Grid(4), PipelineCase("v-min", MOMENTUM, 8, chunks=2)),
+    "hanayo": TrainingCase(2, Grid(2), PipelineCase("hanayo", COSINE, 4, chunks=4)),
+    "hanayo, merged": TrainingCase(4, Grid(2), PipelineCase("hanayo", SHARED, 3, chunks=2, weight_grad="merged")),
     "zb-h1": TrainingCase(3, Grid(3), PipelineCase("zb-h1", replace(CLIPPED, optimizer="nesterov"), 4)),
     "zb-h1, alternating": TrainingCase(
         4, Grid(2, 2), PipelineCase("zb-h1", replace(MOMENTUM, model_split="alternating"), 3)

@@ -91,6 +91,15 @@ def exact_cases(stages: int) -> dict[str, PipelineCase]:
         "zb-h1": PipelineCase("zb-h1", microbatches=stages + 1),
         "searched": PipelineCase("searched", microbatches=stages + 1, weight_grad="per-microbatch"),
         "searched-auto": PipelineCase("searched"),
+        "eager-1f1b": PipelineCase("eager-1f1b", microbatches=5),
+        "looped-bfs": PipelineCase("looped-bfs", microbatches=3, chunks=2),
+        "zb-h2": PipelineCase("zb-h2", microbatches=2 * stages + 1),
+        "interleaved-zb": PipelineCase("interleaved-zb", microbatches=2 * stages, chunks=2),
+        "zb-v": PipelineCase("zb-v", microbatches=2 * stages + 1, chunks=2),
+        "dualpipe-v": PipelineCase("dualpipe-v", microbatches=2 * stages, chunks=2),
+        "v-half": PipelineCase("v-half", microbatches=5, chunks=2),
+        "v-min": PipelineCase("v-min", microbatches=4, chunks=2),
+        "hanayo": PipelineCase("hanayo", microbatches=4, chunks=2),
     }
 
 

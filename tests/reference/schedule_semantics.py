@@ -41,6 +41,20 @@ class Definition:
     def _pipeline(self) -> Pipeline:
         return Pipeline(self.method, (1,) * self.stages)
 
+    def stage_of(self, s: int) -> int:
+        """Stage of a virtual stage: round and round, or, where layers lie in waves, up and back."""
+        chunk, place = divmod(s, self.stages)
+        in_waves = self.method in ("zb-v", "dualpipe-v", "v-half", "v-min", "hanayo")
+        return self.stages - 1 - place if in_waves and chunk % 2 else place
+
+    def chunk(self, stage: int, number: int) -> int:
+        """Virtual stage of a chunk."""
+        return next(s for s in range(number * self.stages, (number + 1) * self.stages) if self.stage_of(s) == stage)
+
+    @property
+    def last(self) -> int:
+        return self.stages * self.chunks - 1
+
     @property
     def stashes(self) -> bool:
         return self.method in ("ddg", "pipedream", "pipedream-vsync", "pipedream-2bw")
@@ -56,7 +70,7 @@ class Definition:
         K, T, M, v = self.stages, self.minibatches, self.microbatches, self.chunks
         if self.merged and self.method == "pipedream-2bw":
             return min(M + K - 1 - stage, T * M)
-        if self.merged or self.method == "gpipe":
+        if self.merged or self.method in ("gpipe", "looped-bfs"):
             return M * v
         return {
             "sequential": 1,
@@ -64,6 +78,14 @@ class Definition:
             "searched": min(K - stage, M),  # without words
             "interleaved": min(2 * (K - 1 - stage) + (v - 1) * K + 1, M * v),
             "zb-h1": min(K, M),
+            "zb-h2": min(2 * K - 1, M),
+            "eager-1f1b": min(2 * (K - stage) - 1, M),
+            "interleaved-zb": min(2 * (K - 1 - stage) + (v - 1) * K + 1 + stage, M * v),
+            "zb-v": 2 * K,
+            "dualpipe-v": 2 * K + 1,
+            "v-half": 2 * min((K + 2) // 2, M),
+            "v-min": 2 * min((K + 4) // 3, M),
+            "hanayo": min(2 * K + stage, 2 * M),
             "fr": 1,
             "pipedream-2bw": min(K - stage, T * M),
         }.get(self.method, min(K - stage, T))
@@ -85,7 +107,7 @@ Outcome = tuple[list[list[int]], dict[tuple[int, int], int]]
 
 def defined(definition: Definition, symbol: Symbols) -> Outcome:
     """Compute the definition, minibatch by minibatch, without a schedule."""
-    K, last = definition.stages, definition.stages * definition.chunks - 1
+    K, last = definition.stages, definition.last
     weights = [[symbol("initial weights", k)] for k in range(K)]
     losses: dict[tuple[int, int], int] = {}
     for t in range(definition.minibatches):
@@ -94,7 +116,7 @@ def defined(definition: Definition, symbol: Symbols) -> Outcome:
             value = symbol("input", t, m)
             saved = []
             for s in range(last + 1):
-                k = s % K
+                k = definition.stage_of(s)
                 read = _read(symbol, weights[k], definition.forward_read(k, t))
                 current = _read(symbol, weights[k], definition.backward_read(k, t))
                 of_backward = symbol("activations", s, value, current)
@@ -102,7 +124,7 @@ def defined(definition: Definition, symbol: Symbols) -> Outcome:
                 saved.append(of_backward if definition.method == "fr" else value)
             losses[t, m] = value = symbol("loss", value, symbol("target", t, m))
             for s in reversed(range(last + 1)):
-                k = s % K
+                k = definition.stage_of(s)
                 current = _read(symbol, weights[k], definition.backward_read(k, t))
                 inner = symbol("inner gradients", s, saved[s], value, current)
                 gradients[k].append(symbol("weight gradient", inner))
@@ -146,7 +168,7 @@ class _Rank:
         chunk = instruction.chunk
         if not 0 <= chunk < self.definition.chunks:
             raise WrongSchedule("no such chunk")
-        return instruction.minibatch, instruction.microbatch, chunk * self.definition.stages + self.stage
+        return instruction.minibatch, instruction.microbatch, self.definition.chunk(self.stage, chunk)
 
     def run(self, instruction: Instruction) -> None:
         """Execute an instruction other than a message or a barrier."""
@@ -155,7 +177,7 @@ class _Rank:
     def load(self, instruction: Instruction, part: Part) -> None:
         if part[2] == 0:
             self.values["input", part] = self.symbol("input", *part[:2])
-        if part[2] == self.definition.stages * self.definition.chunks - 1:
+        if part[2] == self.definition.last:
             self.values["target", part] = self.symbol("target", *part[:2])
 
     def forward(self, instruction: Instruction, part: Part, backward: bool = False) -> None:
@@ -163,7 +185,9 @@ class _Rank:
         self.values["saved", part] = value
         if not backward:
             self.values["output", part] = value
-            if part[2] == self.definition.stages * self.definition.chunks - 1:
+            if part[2] < self.definition.last and self.definition.stage_of(part[2] + 1) == self.stage:
+                self.values["input", (*part[:2], part[2] + 1)] = value  # handed over without a message
+            if part[2] == self.definition.last:
                 self.losses[part[:2]] = self.symbol("loss", value, self.get("target", part))
                 self.values["output gradient", part] = self.losses[part[:2]]
 
@@ -175,6 +199,8 @@ class _Rank:
         saved, gradient = self.get("saved", part), self.get("output gradient", part)
         self.inner[part] = self.symbol("inner gradients", part[2], saved, gradient, self.weights(part[0], True))
         self.values["input gradient", part] = self.symbol("input gradient", self.inner[part])
+        if part[2] and self.definition.stage_of(part[2] - 1) == self.stage:
+            self.values["output gradient", (*part[:2], part[2] - 1)] = self.values["input gradient", part]
 
     def weight_gradient(self, instruction: Instruction, part: Part) -> None:
         t, m, s = part
@@ -228,7 +254,7 @@ def carried_out(definition: Definition, orders: Sequence[Sequence[Instruction]],
                 break  # the receiver has advanced
     if any(place < len(order) for order, place in zip(orders, places, strict=True)):
         raise WrongSchedule("deadlock")
-    return [rank.versions for rank in ranks], ranks[-1].losses
+    return [rank.versions for rank in ranks], ranks[definition.stage_of(definition.last)].losses
 
 
 def _deliver(
@@ -236,18 +262,18 @@ def _deliver(
 ) -> bool:
     """Deliver a message if the peer is at a receive of the channel."""
     kind = send.name.removeprefix("send ")
-    K = ranks[0].definition.stages
-    part = ranks[stage].part(send)
-    peer = part[2] + (1 if kind == "activations" else -1)
-    if not 0 <= peer < K * ranks[0].definition.chunks:
+    definition, part = ranks[0].definition, ranks[stage].part(send)
+    virtual = part[2] + (1 if kind == "activations" else -1)
+    if not 0 <= virtual <= definition.last:
         raise WrongSchedule("a message without a receiver")
-    receive = heads[peer % K]
-    if peer % K == stage or receive is None or receive.name != f"receive {kind}" or receive.chunk != peer // K:
+    peer, chunk = definition.stage_of(virtual), virtual // definition.stages
+    receive = heads[peer]
+    if peer == stage or receive is None or receive.name != f"receive {kind}" or receive.chunk != chunk:
         return False
     sent, kept = ("output", "input") if kind == "activations" else ("input gradient", "output gradient")
-    ranks[peer % K].values[kept, ranks[peer % K].part(receive)] = ranks[stage].get(sent, part)
+    ranks[peer].values[kept, ranks[peer].part(receive)] = ranks[stage].get(sent, part)
     places[stage] += 1
-    places[peer % K] += 1
+    places[peer] += 1
     return True
 
 

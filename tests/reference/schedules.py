@@ -6,12 +6,16 @@ from typing import Any
 from hybridnn.pipeline.schedules.instructions import COMPUTATIONS, Barrier, Instruction
 from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
 from hybridnn.pipeline.schedules.schedule import Schedule
+from reference.schedule_semantics import Definition
 
 
 def small(method: str, stages: int, minibatches: int = 3, chunks: int = 2, **options: Any) -> Schedule:
     """A schedule with two microbatches per stage, and with `chunks` chunks, if the method has them."""
     kind = METHODS[method]
-    cut = {"microbatches": 2 * stages if kind.cuts_minibatches else 1, "chunks": chunks if kind.chunked else 1}
+    cut = {
+        "microbatches": 2 * stages if kind.cuts_minibatches else 1,
+        "chunks": chunks if chunks in kind.chunks else kind.chunks[0],
+    }
     return make_schedule(method, stages=stages, minibatches=minibatches, **{**cut, **options})
 
 
@@ -30,7 +34,8 @@ def times_of_computations(
     schedule: Schedule, duration: Callable[[int, Instruction], float], message: float
 ) -> tuple[Times, Times]:
     """Starts and ends; messages take the given time and do not occupy a stage."""
-    last = schedule.stages * schedule.chunks - 1
+    definition = Definition(schedule.method, schedule.stages, 1, 1, schedule.chunks)
+    last = definition.last
     lists = [[item for item in order if isinstance(item, (Barrier, *COMPUTATIONS))] for order in schedule.orders]
     starts: Times = [[] for _ in lists]
     ends: Times = [[] for _ in lists]
@@ -41,14 +46,15 @@ def times_of_computations(
         start = ends[stage][-1] if ends[stage] else 0.0
         if isinstance(instruction, Barrier):
             return False
-        virtual = instruction.chunk * schedule.stages + stage
+        virtual = definition.chunk(stage, instruction.chunk)
         forward, backward = instruction.name == "forward", instruction.name in ("backward", "input gradient")
         part = forward, instruction.minibatch, instruction.microbatch
         if (forward and virtual > 0) or (backward and virtual < last):
-            needed = *part, virtual - 1 if forward else virtual + 1
+            before = virtual - 1 if forward else virtual + 1
+            needed = *part, before
             if needed not in made:
                 return False
-            start = max(start, made[needed] + message)
+            start = max(start, made[needed] + (message if definition.stage_of(before) != stage else 0))
         starts[stage].append(start)
         ends[stage].append(start + duration(stage, instruction))
         if forward or backward:

@@ -157,6 +157,19 @@ def deep_pipelines() -> Cases:
         yield TrainingCase(stages, Grid(pipeline=stages), it)
 
 
+def deep_exact_pipelines() -> Cases:
+    """Two to six stages of uneven layers with every exact method; optimizers, losses and clipping in turn."""
+    for stages, (number, it) in product(range(2, 7), enumerate(exact_cases(6).values())):
+        widths, chunks = tuple(DEEP[layer % len(DEEP)] for layer in range(2 * stages + 4)), it.chunks
+        optimizer = list(OPTIMIZERS)[(number + 5 * stages) % len(OPTIMIZERS)]
+        clip_norm = 0.05 if (number + stages) % 2 else None
+        case = Case(widths, stages % 2 == 0, optimizer=optimizer, samples=31, epochs=1, clip_norm=clip_norm)
+        layers = (2, *(1,) * (chunks * stages - 2), len(widths) - 1 - chunks * stages)
+        microbatches = it.microbatches and (2 * stages if it.microbatches in (6, 7, 12) else it.microbatches)
+        again = replace(it, case=case, partition=layers, microbatches=microbatches)
+        yield TrainingCase(stages, Grid(pipeline=stages), again)
+
+
 DEEP_TRAININGS = (
     *product(DELAYED_CASES, ("momentum", "adam")),
     ("pipemare", "pipemare"),
@@ -297,6 +310,7 @@ def all_cases() -> tuple[TrainingCase, ...]:
         pipelines_of_wide_stages,
         full_pipelines,
         deep_pipelines,
+        deep_exact_pipelines,
         replicas,
         wide_layers,
     )

@@ -15,9 +15,11 @@ from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.partition import LayerSeconds
 from hybridnn.pipeline.schedules.instructions import Backward, InputGradient, Instruction, WeightGradient
 from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
+from hybridnn.pipeline.schedules.placements import WAVES
 from hybridnn.pipeline.schedules.schedule import Schedule
+from hybridnn.training.engine import Engine
 from reference.cases import assert_arrays_same
-from reference.pipeline_cases import DEEP, MOMENTUM, run_pipelined
+from reference.pipeline_cases import DEEP, MOMENTUM, PipelineCase, run_pipelined
 from reference.pipelines import uniform
 from reference.ranks import allgather_objects, replace_on_this_rank
 from reference.training_list import methods
@@ -29,10 +31,25 @@ def test_nothing_large_is_sent_but_activations_and_their_gradients_between_stage
     minibatches = 4
     for it in (replace(it, case=replace(MOMENTUM, epochs=1)) for it in methods(comm.size).values()):
         ends = np.cumsum(uniform(8, comm.size * it.chunks))[:-1]
+        if METHODS[it.method].placement is WAVES:  # where a wave turns, both chunks are on one stage
+            ends = [end for number, end in enumerate(ends, 1) if number % comm.size]
         expected = 2 * 8 * MOMENTUM.samples * sum(DEEP[end] for end in ends)
         for record in run_pipelined(it, ProcessGrid(comm, pipeline=comm.size)).history.epochs:
             beside = record.bytes_sent - expected
             assert 0 <= beside <= 64 * minibatches, f"{it}: {record.bytes_sent} bytes, {expected} expected"
+
+
+@pytest.mark.in_process(ranks=[2])
+def test_a_stage_that_updates_alone_waits_for_no_other(comm, monkeypatch) -> None:
+    """The loss of each of four minibatches is fetched before its update, or all of them at the end of the epoch."""
+    fetched, broadcast = [], Engine.broadcast_from_last_stage
+    noted = lambda engine, array: (fetched.append(len(array)), broadcast(engine, array))  # noqa: E731
+    replace_on_this_rank(monkeypatch, Engine, "broadcast_from_last_stage", noted)
+    for method, expected in (("zb-h1", [1] * 4), ("zb-h2", [4]), ("zb-v", [4])):
+        fetched.clear()
+        it = PipelineCase(method, replace(MOMENTUM, epochs=1), 4, METHODS[method].chunks[0])
+        run_pipelined(it, ProcessGrid(comm, pipeline=2), log_every=9)
+        assert fetched == expected
 
 
 def wrong_settings(stages: int) -> dict[str, tuple[dict[str, Any], str]]:
@@ -116,8 +133,8 @@ def with_split_passes(order: list[Instruction], choice: random.Random) -> list[I
     later: list[Instruction] = []
     for item in order:
         if isinstance(item, Backward) and choice.random() < 0.5:
-            result.append(InputGradient(item.minibatch, item.microbatch))
-            later.append(WeightGradient(item.minibatch, item.microbatch))
+            result.append(InputGradient(*item.part))
+            later.append(WeightGradient(*item.part))
         else:
             result.append(item)
     for item in later:
@@ -128,7 +145,7 @@ def with_split_passes(order: list[Instruction], choice: random.Random) -> list[I
 def disturbed(schedule: Schedule, seed: int) -> Schedule:
     """A schedule that the linter accepts, many random moves away."""
     choice = random.Random(seed)
-    schedule = replace(schedule, activation_bound=(MICROBATCHES,) * schedule.stages)
+    schedule = replace(schedule, activation_bound=(MICROBATCHES * schedule.chunks,) * schedule.stages)
     orders = [list(order) for order in schedule.orders]
     for _ in range(50):  # until the parts of the passes stand in a possible order
         split = tuple(tuple(with_split_passes(order, choice)) for order in orders)
@@ -154,7 +171,7 @@ def test_accepted_schedules_train_as_one_process(comm, seeds, monkeypatch) -> No
     x, y = numbers.standard_normal((22, 5)), numbers.standard_normal((22, 3))
 
     def trained(grid: ProcessGrid, **options: Any) -> dict[str, np.ndarray]:
-        model = MLP([5, 6, 7, 4, 3], "tanh")
+        model = MLP([5, 6, 7, 4, 6, 5, 3], "tanh")
         trainer = Trainer(model, SGD(0.1), grid=grid, batch_size=9, dtype="float64", **options)
         trainer.fit(x, y, epochs=1)
         return trainer.weights()
@@ -162,15 +179,17 @@ def test_accepted_schedules_train_as_one_process(comm, seeds, monkeypatch) -> No
     # Every rank trains the whole network alone, without a pipeline, for comparison.
     alone = trained(ProcessGrid(comm.Split(comm.rank)))
     grid = ProcessGrid(comm, pipeline=comm.size, batch=1)
-    seen, schedule, forward = set(), None, forward_only(comm.size, 2 * comm.size)
+    seen, schedule, forward = set(), None, None
     for name, new in (("schedule", lambda *_, **__: schedule), ("largest_schedules", lambda _: (schedule, forward))):
         replace_on_this_rank(monkeypatch, Layout, name, new)
     for seed in seeds:
-        method = ("gpipe", "1f1b")[seed % 2]
-        made = make_schedule(method, stages=comm.size, minibatches=1, microbatches=MICROBATCHES)
+        method = ("gpipe", "1f1b", "hanayo")[seed % 3]
+        size = {"microbatches": MICROBATCHES, "chunks": METHODS[method].chunks[0]}
+        made = make_schedule(method, stages=comm.size, minibatches=1, **size)
+        forward = forward_only(comm.size, 2 * comm.size, made.chunks, made.placement)
         schedule = disturbed(made, seed)
         seen.add(schedule.orders)
-        weights = trained(grid, method=method, microbatches=MICROBATCHES, weight_grad="per-microbatch")
+        weights = trained(grid, method=method, **size, weight_grad="per-microbatch")
         for name, array in weights.items():
             np.testing.assert_allclose(array, alone[name], rtol=1e-10, atol=1e-13, err_msg=f"seed {seed}: {name}")
     assert len(seen) > 0.8 * len(seeds)

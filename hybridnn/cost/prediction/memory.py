@@ -59,13 +59,15 @@ def _rank_memory(workload: Workload, layout: Layout, stage: int, placement: Plac
     plans = _chunk_plans(pipeline_of(layout))[stage]
     sharing = grid.share_replicas(placement) if max(placement) > 1 else None
     replica = sharing, plans[0].weight_versions + len(optimizer.slot_names)
-    chunks, states, runtimes = [], [], []
+    chunks, states = [], []
+    runtimes: list[ChunkRuntime] = []
     batch_size = min(workload.batch_size, workload.samples)
     for plan, layers in zip(plans, layout.layers_of(workload.model, stage), strict=True):
         chunk = ModelChunk(layers, grid, layout.model_split, workload.dtype, layout.overlap, DRY_KERNELS, *replica)
         state = chunk.replica.new_state(optimizer, chunk.weights)
         samples = ceil(batch_size / plan.microbatches)
-        runtime = ChunkRuntime(plan, grid, chunk, optimizer, state, samples=samples)
+        before = runtimes[-1] if runtimes else None
+        runtime = ChunkRuntime(plan, grid, chunk, optimizer, state, samples=samples, before=before)
         runtime.workspace.expect_targets(labels=workload.classification)
         if plan.accumulates:
             chunk.weight_gradient(runtime.workspace.arrays(1).layers, accumulate=True)

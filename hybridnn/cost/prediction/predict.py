@@ -96,7 +96,7 @@ def run(program: CompiledSchedule, costs: StageCosts) -> ScheduleTimes:
 def _time(costs: StageCosts) -> _StepTimes:
     """Times of a layout; where minibatches follow one another without end, a step is what one more of them adds."""
     layout, steps = costs.layout, costs.workload.steps_per_epoch
-    if layout.exact:
+    if layout.drains:
         times = run(compile_layout(layout, 1), costs)
         seconds = times.makespan
         return _StepTimes(seconds, seconds * steps, times.program.schedule.orders, _receiving(times))
@@ -161,14 +161,14 @@ def balanced_layers(
     machine: Machine,
     stages: Sequence[tuple[int, int]],
     *,
-    chunks: int = 1,
+    placed: Sequence[int] = (),
     microbatches: int = 1,
 ) -> tuple[int, ...]:
     """Layers of every virtual stage for which the slowest stage, or boundary between two, is as fast as possible.
 
     The cost of a layer is that of its passes with a microbatch, split by its outputs over the model ranks of its stage:
     the smaller microbatches are, the more calls count beside arithmetic. The stages, of (batch, model) ranks, times the
-    chunks are at most the layers.
+    chunks are at most the layers. `placed` are the stages of the virtual stages, by default one chunk of each.
     """
     layers = workload.model.layers
     groups = Groups(Layout.uniform(stages, len(layers)), machine)
@@ -187,7 +187,7 @@ def balanced_layers(
     sizes = [layer.outputs * samples * workload.itemsize for layer in layers[:-1]]
     slowest = (max(machine.message_seconds(size, spans_nodes=it > 0, flows=it) for it in flows) for size in sizes)
     boundaries = [2 * seconds for seconds in slowest]
-    return balance(stages, chunks, layer_seconds, boundaries)
+    return balance([stages[stage] for stage in placed or range(len(stages))], layer_seconds, boundaries)
 
 
 # -- traffic -----------------------------------------------------------------------------------------------------------
@@ -236,10 +236,11 @@ def _model_groups(costs: StageCosts, stage: int, chunk: int) -> int:
 def _between_stages(costs: StageCosts, stage: int, chunk: int) -> int:
     """Messages with the activations that a chunk receives and the gradients that it returns: whole for every rank."""
     workload, stages = costs.workload, costs.layout.stages
-    if stage == 0 and chunk == 0:
+    before, _ = costs.around[stage][chunk]
+    if before is None or before == stage:
         return 0
     features = costs.chunks[stage][chunk].splits[0].layer.inputs
-    receivers = stages[stage][1] + stages[(stage - 1) % len(stages)][1]
+    receivers = stages[stage][1] + stages[before][1]
     return features * workload.itemsize * workload.batch_size * receivers
 
 
@@ -305,10 +306,10 @@ def simulate_layout(workload: Workload, layout: Layout, machine: Machine) -> Sim
     in training.
     """
     costs = StageCosts(workload, layout, machine)
-    minibatches = 1 if layout.exact else 4 * len(layout.stages)
+    minibatches = 1 if layout.drains else 4 * len(layout.stages)
     times = run(compile_layout(layout, minibatches), costs)
     per_step = times.makespan
-    if not layout.exact:
+    if not layout.drains:
         per_step = seconds_per_added_minibatch(run(compile_layout(layout, minibatches // 2), costs), times)
     return SimulatedStep(workload, layout, times, times.makespan, per_step, _stage_breakdowns(costs, times, per_step))
 

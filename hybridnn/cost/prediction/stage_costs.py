@@ -206,11 +206,13 @@ class StageCosts:
         self.workload, self.layout = workload, layout
         self._policy = METHODS[layout.method].policy
         self._overlap = machine.overlap if layout.overlap else None
-        self.groups, self.compute, self.chunks, self.overheads, self.equal_stages = _unscheduled_costs(
-            machine, workload, replace(layout, method="sequential", microbatches=1, merges=False, order=())
+        one_of_placement = layout.method if layout.chunks > 1 else "sequential"
+        self.groups, self.compute, self.chunks, self.around, self.overheads, self.equal_stages = _unscheduled_costs(
+            machine, workload, replace(layout, method=one_of_placement, microbatches=1, merges=False, order=())
         )
         # Where overheads are known, they are part of the computations, and nothing else occupies a receiver.
-        self.hidden = 1.0 if any(map(any, self.overheads)) else machine.overlap.hidden_fraction
+        is_known = any(any(map(any, of_chunks)) for of_chunks in self.overheads)
+        self.hidden = 1.0 if is_known else machine.overlap.hidden_fraction
         self._equal_microbatches = (*layout.equal_microbatches(workload.batch_size), ALL_MICROBATCHES)
         self._predicts = METHODS[layout.method].predicts
         self.sums: dict[Hashable, float] = {}  # those that `hybridnn.cost.plan.StepBounds` has added up
@@ -258,7 +260,7 @@ class StageCosts:
     def loss_seconds(self, stage: int, instruction: Instruction) -> float:
         """Seconds of the loss and its gradient in a computation."""
         chunk = instruction.chunk
-        if not isinstance(instruction, Backward | InputGradient) or not self._is_last(stage, chunk):
+        if not isinstance(instruction, Backward | InputGradient) or self.around[stage][chunk][1] is not None:
             return 0.0
         return self._loss_seconds(stage, chunk, self._samples(stage, instruction.microbatch))
 
@@ -304,7 +306,7 @@ class StageCosts:
 
     def loss_broadcast(self) -> list[Collective]:
         """The loss, from the last stage of an exact pipeline to all ranks."""
-        pipelined = self.layout.exact and len(self.layout.stages) > 1
+        pipelined = self.layout.drains and len(self.layout.stages) > 1
         return [self.groups.world.collective("broadcast", LOSS_BYTES)] if pipelined else []
 
     # -- passes ------------------------------------------------------------------------------------------------------
@@ -314,12 +316,6 @@ class StageCosts:
         if microbatch == ALL_MICROBATCHES:
             return self.layout.minibatch_samples(stage, batch_size)
         return self.layout.microbatch_samples(stage, microbatch, batch_size)
-
-    def _is_first(self, stage: int, chunk: int) -> bool:
-        return stage == 0 and chunk == 0
-
-    def _is_last(self, stage: int, chunk: int) -> bool:
-        return stage == len(self.layout.stages) - 1 and chunk == self.layout.chunks - 1
 
     def _weight_prediction_seconds(self, stage: int, instruction: Instruction) -> float:
         """Seconds of predicting the weights that a pass reads; 0 where it reads current or stashed ones."""
@@ -359,15 +355,15 @@ class StageCosts:
         samples, costs = self._samples(stage, microbatch), self.chunks[stage][chunk]
         total = costs.forward(samples)
         inputs, outputs = costs.splits[0].layer.inputs, costs.splits[-1].layer.outputs
-        before, after = self.overheads[stage]
-        if self._is_first(stage, chunk):
+        (before, after), overheads = self.around[stage][chunk], self.overheads[stage][chunk]
+        if before is None:
             total += self._load(inputs, inputs * self.workload.itemsize, samples)
-        else:
-            total += self._pack(inputs, samples, before)
-        if self._is_last(stage, chunk):
+        elif before != stage:
+            total += self._pack(inputs, samples, overheads[0])
+        if after is None:
             total += self._load(1 if self.workload.classification else outputs, self.workload.target_bytes, samples)
-        else:
-            total += self._pack(outputs, samples, after)
+        elif after != stage:
+            total += self._pack(outputs, samples, overheads[1])
         return total
 
     def _recompute(self, stage: int, chunk: int, microbatch: int) -> TimeBreakdown:
@@ -375,13 +371,14 @@ class StageCosts:
 
     def _around_backward(self, stage: int, chunk: int, samples: int) -> TimeBreakdown:
         """The loss or the received gradient of the outputs, and the message with the gradient of the inputs."""
-        costs, (before, after) = self.chunks[stage][chunk], self.overheads[stage]
-        if self._is_last(stage, chunk):
-            total = TimeBreakdown(self._loss_seconds(stage, chunk, samples))
-        else:
-            total = self._pack(costs.splits[-1].layer.outputs, samples, after)
-        if not self._is_first(stage, chunk):
-            total += self._pack(costs.splits[0].layer.inputs, samples, before)
+        costs, total = self.chunks[stage][chunk], TimeBreakdown()
+        (before, after), overheads = self.around[stage][chunk], self.overheads[stage][chunk]
+        if after is None:
+            total += TimeBreakdown(self._loss_seconds(stage, chunk, samples))
+        elif after != stage:
+            total += self._pack(costs.splits[-1].layer.outputs, samples, overheads[1])
+        if before not in (None, stage):
+            total += self._pack(costs.splits[0].layer.inputs, samples, overheads[0])
         return total
 
     def _backward(self, stage: int, chunk: int, microbatch: int) -> TimeBreakdown:
@@ -473,8 +470,10 @@ class UnscheduledCosts(NamedTuple):
     groups: Groups
     compute: Compute  # at the pace of the slowest of all ranks
     chunks: tuple[tuple[ChunkCosts, ...], ...]  # by stage and chunk
-    # by stage, of the messages between it and the stages before and after it; None where it is unknown
-    overheads: tuple[tuple[MessageOverhead | None, MessageOverhead | None], ...]
+    # by stage and chunk, the stages of the virtual stages before and after it; None at an end of the network
+    around: tuple[tuple[tuple[int | None, int | None], ...], ...]
+    # of the messages between it and those; None where it is unknown
+    overheads: tuple[tuple[tuple[MessageOverhead | None, ...], ...], ...]
     equal_stages: tuple[int, ...]  # for every stage the first one with the same costs
 
 
@@ -485,17 +484,24 @@ def _unscheduled_costs(machine: Machine, workload: Workload, layout: Layout) -> 
     busy_ranks = groups.busy_ranks
     pace = machine.compute_for(dtype, busy_ranks).pace(layout.ranks)
     firsts: dict[Hashable, int] = {}
-    chunks, overheads, equal, stages = [], [], [], len(layout.stages)
+    chunks, around, overheads, equal, stages = [], [], [], [], len(layout.stages)
+    places = (None, *layout.placement.stages(stages, layout.chunks), None)
     for stage in range(stages):
         model = groups.model(stage)
         shared = layout.model_split, model.ranks, model.crossings, dtype, busy_ranks, pace, layout.overlap
         parts = layout.layers_of(workload.model, stage)
         chunks.append(tuple(chunk_costs(machine, of_shapes(layers), *shared) for layers in parts))
-        before, after = (stage - 1) % stages, (stage + 1) % stages  # with several chunks, the last sends to the first
-        around = (groups.overhead(before, stage), groups.overhead(stage, after)) if stages > 1 else (None, None)
-        overheads.append(around)
-        known = tuple(item is not None for item in around)
-        key = chunks[-1], stage == 0, stage == stages - 1, groups.like(stage), known
+        numbers = [layout.placement.virtual(stage, chunk, stages) for chunk in range(layout.chunks)]
+        ends = tuple((places[number], places[number + 2]) for number in numbers)
+        around.append(ends)
+        overheads.append(tuple((_overhead(groups, it[0], stage), _overhead(groups, stage, it[1])) for it in ends))
+        known = tuple(item is not None for pair in overheads[-1] for item in pair)
+        kinds = tuple((other is None, other == stage) for pair in ends for other in pair)
+        key = chunks[-1], kinds, groups.like(stage), known
         equal.append(firsts.setdefault(key, stage))
     compute = compute_at(machine, dtype, busy_ranks, pace)
-    return UnscheduledCosts(groups, compute, tuple(chunks), tuple(overheads), tuple(equal))
+    return UnscheduledCosts(groups, compute, tuple(chunks), tuple(around), tuple(overheads), tuple(equal))
+
+
+def _overhead(groups: Groups, sender: int | None, receiver: int | None) -> MessageOverhead | None:
+    return None if sender is None or receiver is None or sender == receiver else groups.overhead(sender, receiver)

@@ -115,13 +115,13 @@ def _required(schedule: Schedule, stage: int, training: bool) -> set[Key]:
     """All instructions of a stage but the backward passes, which may be split."""
     required: set[Key] = set()
     for chunk in range(schedule.chunks):
-        first, last = schedule.is_first(stage, chunk), schedule.is_last(stage, chunk)
         kinds: list[type[Instruction]] = [Forward, Load] if schedule.loads(stage, chunk) else [Forward]
-        kinds += [] if first else [ReceiveActivations]
-        kinds += [] if last else [SendActivations]
+        receives, sends = schedule.receives(stage, chunk), schedule.sends(stage, chunk)
+        kinds += [ReceiveActivations] if receives else []
+        kinds += [SendActivations] if sends else []
         if training:
-            kinds += [] if first else [SendGradients]
-            kinds += [] if last else [ReceiveGradients]
+            kinds += [SendGradients] if receives else []
+            kinds += [ReceiveGradients] if sends else []
         parts = product(range(schedule.minibatches), range(schedule.microbatches))
         required |= {(kind, t, m, chunk) for t, m in parts for kind in kinds}
     if training:
@@ -175,7 +175,7 @@ def _check_order(schedule: Schedule, stage: int, positions: Positions) -> None:
     """Each instruction comes after those that it needs, and gradients are applied before others are computed."""
     updated = 0
     for position, instruction in enumerate(schedule.orders[stage]):
-        for needed in _needed(schedule, instruction):
+        for needed in _needed(schedule, stage, instruction):
             if positions.get(needed, -1) > position:
                 raise schedule.error(stage, position, f"comes before {_named(needed)}, which it needs")
         # There is one buffer for gradients.
@@ -185,7 +185,7 @@ def _check_order(schedule: Schedule, stage: int, positions: Positions) -> None:
         updated += isinstance(instruction, Update)
 
 
-def _needed(schedule: Schedule, instruction: Instruction) -> list[Key]:
+def _needed(schedule: Schedule, stage: int, instruction: Instruction) -> list[Key]:
     """Instructions of the same stage that must precede an instruction if they are there."""
     t, m, chunk = instruction.part
     microbatches, chunks = range(schedule.microbatches), range(schedule.chunks)
@@ -198,7 +198,12 @@ def _needed(schedule: Schedule, instruction: Instruction) -> list[Key]:
         # An update of an exact method is collective: a stage that meets the others there sends no gradient later.
         sends = [(SendGradients, t, part, c) for c, part in product(chunks, microbatches)]
         return [(ReduceGradients, t, 0, 0), *sends]
-    return [(kind, t, m, chunk) for kind in NEEDS.get(type(instruction), ())]
+    needs = [(kind, t, m, chunk) for kind in NEEDS.get(type(instruction), ())]
+    if isinstance(instruction, Forward) and schedule.takes_over(stage, chunk):
+        needs.append((Forward, t, m, chunk - 1))
+    if isinstance(instruction, (Backward, InputGradient)) and not schedule.sends(stage, chunk):
+        needs += [(kind, t, m, chunk + 1) for kind in (Backward, InputGradient)]
+    return needs
 
 
 def _check_queues(schedule: Schedule, stage: int) -> None:

@@ -110,7 +110,8 @@ def simulate(schedule: Schedule, durations: Durations) -> Timeline:
     something that never happens.
     """
     program = compile_schedule(schedule)
-    times = program.times(durations.of(program), [durations.message] * len(program.computations))
+    transfers = [0.0 if message is None else durations.message for message in program.messages]
+    times = program.times(durations.of(program), transfers)
     stages = tuple(tuple(_timed(program, times, stage, durations.message)) for stage in range(schedule.stages))
     return Timeline(schedule, stages, max((timed.end for stage in stages for timed in stage), default=0.0))
 
@@ -132,9 +133,9 @@ def schedule_bubble(layout: Layout, minibatches: int) -> float:
     stages, durations = len(layout.stages), Durations()
     if stages == 1:
         return 0.0
-    most = 1 if layout.exact else min(minibatches, 4 * stages)
+    most = 1 if layout.drains else min(minibatches, 4 * stages)
     long = simulate(layout.schedule(most), durations)
-    if layout.exact or minibatches == most:
+    if layout.drains or minibatches == most:
         return long.bubble_fraction
     added = (long.makespan - simulate(layout.schedule(most // 2), durations).makespan) / (most - most // 2)
     busy = sum(long.busy) / (stages * most)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from math import ceil
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -41,6 +41,8 @@ class ChunkRuntime:
         Largest number of samples of a microbatch, over all ranks.
     weights : WeightStore, optional
         Of the smaller runtime that this one replaces.
+    before : ChunkRuntime, optional
+        That of the chunk before on this rank, whose output may be the input of this one.
 
     Attributes
     ----------
@@ -49,7 +51,7 @@ class ChunkRuntime:
     concatenated : ConcatenatedMicrobatches or None
         Set if the weight gradients are one product over all microbatches.
     input_receiver, gradient_receiver, output_sender, gradient_sender : Receiver, Sender or None
-        None at an end of the network: see `Channels`.
+        None at an end of the network, and between two chunks of the rank: see `Channels`.
     """
 
     def __init__(
@@ -62,14 +64,15 @@ class ChunkRuntime:
         *,
         samples: int,
         weights: WeightStore | None = None,
+        before: ChunkRuntime | None = None,
     ) -> None:
         self.index, self.chunk = plan.index, chunk
         capacity, kernels, dtype = ceil(samples / grid.batch), chunk.kernels, chunk.weights.dtype
         # Between stages and within a model group rows travel, and the kernels of a device read along them.
         contiguous = grid.model > 1 or not all(plan.role) or not kernels.on_host
-        self.workspace = Workspace(
-            chunk.shards, capacity, dtype, plan.role, plan.buffers, features_contiguous=contiguous, kernels=kernels
-        )
+        source = before.workspace if before and plan.before is None and not plan.role.loads_input else None
+        options: dict[str, Any] = {"features_contiguous": contiguous, "kernels": kernels, "before": source}
+        self.workspace: Workspace = Workspace(chunk.shards, capacity, dtype, plan.role, plan.buffers, **options)
         self.weights = weights or WeightStore(chunk, optimizer, state, plan.weight_versions, predicts=plan.predicts)
         self.loss = kernels.zeros((1,), dtype)
         channels: Channels = (None, None, None, None)

@@ -266,7 +266,8 @@ class Executor:
     def _forward(self, task: _Task) -> Operation:
         arrays, compute, samples = self._arrays(task), self._compute_outputs(task), self._samples(task)
         receiver, sender, trains = task.runtime.input_receiver, task.runtime.output_sender, self._program.trains
-        if receiver is None and sender is None and trains:
+        is_output = self._is_last(task) and not trains
+        if receiver is None and sender is None and not is_output:
             return compute
 
         def forward(minibatch: Minibatch) -> None:
@@ -275,7 +276,7 @@ class Executor:
             compute(minibatch)
             if sender is not None:
                 sender.pack(arrays.outputs, samples)
-            elif not trains:
+            elif is_output:
                 assert self._take_outputs is not None
                 self._take_outputs(minibatch, arrays)
 
@@ -317,7 +318,9 @@ class Executor:
         """Operation of a backward pass: receive the output gradient or compute the loss; pack the input gradient."""
         arrays, samples = self._arrays(task), self._samples(task)
         receiver, sender = task.runtime.gradient_receiver, task.runtime.gradient_sender
-        begin = self._loss_of(task) if receiver is None else lambda _: receiver.receive(arrays.output_gradient)
+        begin = self._loss_of(task) if self._is_last(task) else _no_operation  # the next chunk here has written it
+        if receiver is not None:
+            begin = lambda _: receiver.receive(arrays.output_gradient)  # noqa: E731
         compute = self._timed(task, self._pass(task, work, **options))
 
         def backward(minibatch: Minibatch) -> None:
@@ -396,6 +399,9 @@ class Executor:
         own = [self._own_samples(block_size(task.size, count, number)) for number in range(count)]
         firsts = list(accumulate(own, initial=0))
         return firsts[max(task.instruction.microbatch, 0)], firsts[-1]
+
+    def _is_last(self, task: _Task) -> bool:
+        return self._program.schedule.is_last(self._program.stage, task.instruction.chunk)
 
     def _arrays(self, task: _Task) -> StageArrays:
         """Arrays of an instruction's microbatch, with the activations that the instruction computes or uses."""

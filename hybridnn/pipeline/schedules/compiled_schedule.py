@@ -173,7 +173,7 @@ class CompiledSchedule:
     stages: tuple[int, ...]  # stage of each computation
     offsets: tuple[int, ...]  # index of each stage's first computation, and the number of all
     needs: tuple[int, ...]  # index of the computation whose message each computation needs, or `NO_NEED`
-    messages: tuple[Message | None, ...]  # that message
+    messages: tuple[Message | None, ...]  # that message; None between two chunks of a stage
     # All indices, each after the one it needs and after the previous one of its stage; `BARRIER` where all stages meet.
     order: tuple[int, ...]
 
@@ -255,6 +255,7 @@ def compile_schedule(schedule: Schedule) -> CompiledSchedule:
             messages.append(flow.needed(stage, computation))
     never = offsets[-1]
     needs = tuple(NO_NEED if message is None else makers.get(message, never) for message in messages)
+    sent = (message if message and message[0].sender != message[0].receiver else None for message in messages)
     lists = [_indices(order, first) for order, first in zip(schedule.orders, offsets, strict=False)]
     order, reached = advance(lists, needs)
     for stage, (indices, done) in enumerate(zip(lists, reached, strict=True)):
@@ -267,7 +268,7 @@ def compile_schedule(schedule: Schedule) -> CompiledSchedule:
         tuple(stage for stage, items in enumerate(computations) for _ in items),
         offsets,
         needs,
-        tuple(messages),
+        tuple(sent),
         tuple(order),
     )
 

@@ -46,23 +46,17 @@ def gpipe(size: ScheduleSize, stage: int) -> list[Instruction]:
 
     With one microbatch: Kang 2019, Table 2, all columns.
     """
-    order: list[Instruction] = []
-    for t in range(size.minibatches):
-        order += _passes(Forward, t, size.microbatches)
-        order += _passes(Backward, t, size.microbatches)
-        order += _update(t)
-    return order
+    return _in_turn(size, _parts(size), size.microbatches)
 
 
 def one_forward_one_backward(size: ScheduleSize, stage: int) -> list[Instruction]:
     """Alternating forward and backward passes, with an empty pipeline after every minibatch (1F1B)."""
-    order: list[Instruction] = []
-    for t in range(size.minibatches):
-        forwards = _passes(Forward, t, size.microbatches)
-        backwards = [(backward,) for backward in _passes(Backward, t, size.microbatches)]
-        order += _alternate(forwards, backwards, size.stages - 1 - stage)
-        order += _update(t)
-    return order
+    return _in_turn(size, _parts(size), size.stages - 1 - stage)
+
+
+def eager_1f1b(size: ScheduleSize, stage: int) -> list[Instruction]:
+    """1F1B with a warm-up twice as long, so that messages travel while a stage computes (Zhuang et al. 2023)."""
+    return _in_turn(size, _parts(size), 2 * (size.stages - 1 - stage))
 
 
 def interleaved(size: ScheduleSize, stage: int) -> list[Instruction]:
@@ -70,20 +64,7 @@ def interleaved(size: ScheduleSize, stage: int) -> list[Instruction]:
 
     M is a multiple of K.
     """
-    forward_passes = [
-        (first + m, chunk)
-        for first in range(0, size.microbatches, size.stages)
-        for chunk in range(size.chunks)
-        for m in range(size.stages)
-    ]
-    backward_passes = [(m, size.chunks - 1 - chunk) for m, chunk in forward_passes]
-    order: list[Instruction] = []
-    for t in range(size.minibatches):
-        forwards = [Forward(t, m, chunk) for m, chunk in forward_passes]
-        backwards = [[Backward(t, m, chunk)] for m, chunk in backward_passes]
-        order += _alternate(forwards, backwards, interleaved_warm_up(size, stage))
-        order += _update(t)
-    return order
+    return _in_turn(size, _parts(size, size.stages), interleaved_warm_up(size, stage))
 
 
 def interleaved_warm_up(size: ScheduleSize, stage: int) -> int:
@@ -91,27 +72,31 @@ def interleaved_warm_up(size: ScheduleSize, stage: int) -> int:
     return (size.stages - 1 - stage) * 2 + (size.chunks - 1) * size.stages
 
 
+def looped_bfs(size: ScheduleSize, stage: int) -> list[Instruction]:
+    """All microbatches pass one chunk after the other, forwards and then backwards (Lamy-Poirier 2023)."""
+    return _in_turn(size, _parts(size), size.microbatches * size.chunks)
+
+
 def zero_bubble_h1(size: ScheduleSize, stage: int) -> list[Instruction]:
     """1F1B whose weight gradients are k microbatches late, which fills the bubble (Qi et al. 2024, ZB-H1).
 
     Stage k then holds the activations of K - k microbatches in flight and of k that wait for their weight gradient.
     """
-    microbatches = size.microbatches
-    warm_up = min(size.stages - stage, microbatches)
-    order: list[Instruction] = []
-    for t in range(size.minibatches):
-        forward, of_input, of_weights = (
-            _passes(kind, t, microbatches) for kind in (Forward, InputGradient, WeightGradient)
-        )
-        order += forward[:warm_up]
-        for m in range(microbatches):
-            order.append(of_input[m])
-            if m >= stage:
-                order.append(of_weights[m - stage])
-            order += forward[warm_up + m : warm_up + m + 1]
-        order += of_weights[max(0, microbatches - stage) :]
-        order += _update(t)
-    return order
+    return _with_late_weights(size, _parts(size), size.stages - stage, stage)
+
+
+def zero_bubble_h2(size: ScheduleSize, stage: int) -> list[Instruction]:
+    """As `zero_bubble_h1` with the warm-up of eager 1F1B, and weight gradients 2k late (Qi et al. 2024, ZB-H2).
+
+    Every stage computes without a pause and holds 2K - 1 microbatches. Stage k ends k passes after the first: there is
+    no bubble if it updates at once.
+    """
+    return _with_late_weights(size, _parts(size), 2 * (size.stages - stage) - 1, 2 * stage)
+
+
+def interleaved_zb(size: ScheduleSize, stage: int) -> list[Instruction]:
+    """`interleaved` whose weight gradients are k passes of chunks late (as PyTorch has it, after Qi et al. 2024)."""
+    return _with_late_weights(size, _parts(size, size.stages), interleaved_warm_up(size, stage) + 1, stage)
 
 
 def in_word(size: ScheduleSize, stage: int) -> list[Instruction]:
@@ -139,7 +124,7 @@ def pipedream(size: ScheduleSize, stage: int) -> list[Instruction]:
     """
     minibatches = range(size.minibatches)
     forwards = [Forward(t) for t in minibatches]
-    backwards = [[Backward(t), *_update(t)] for t in minibatches]
+    backwards = [[Backward(t), *update_of(t)] for t in minibatches]
     return _alternate(forwards, backwards, size.stages - 1 - stage)
 
 
@@ -151,7 +136,7 @@ def pipedream_2bw(size: ScheduleSize, stage: int) -> list[Instruction]:
     last = size.microbatches - 1
     microbatches = [(t, m) for t in range(size.minibatches) for m in range(size.microbatches)]
     forwards = [Forward(t, m) for t, m in microbatches]
-    backwards = [[Backward(t, m), *(_update(t) if m == last else [])] for t, m in microbatches]
+    backwards = [[Backward(t, m), *(update_of(t) if m == last else [])] for t, m in microbatches]
     return _alternate(forwards, backwards, size.stages - 1 - stage)
 
 
@@ -187,16 +172,11 @@ def merge_weight_gradients(order: Iterable[Instruction], chunks: int) -> list[In
     return merged
 
 
-@lru_cache(1 << 8)
-def _passes(kind: type[Instruction], minibatch: int, microbatches: int) -> tuple[Instruction, ...]:
-    """Passes of all microbatches; the same objects for all stages."""
-    return tuple(kind(minibatch, microbatch) for microbatch in range(microbatches))
-
-
 _input_gradient = lru_cache(1 << 12)(InputGradient)
 
 
-def _update(minibatch: int) -> list[Instruction]:
+def update_of(minibatch: int) -> list[Instruction]:
+    """What ends a minibatch."""
     return [ReduceGradients(minibatch), Update(minibatch)]
 
 
@@ -209,6 +189,49 @@ def _alternate(
     for number, backward in enumerate(backwards):
         order += forwards[warm_up + number : warm_up + number + 1]
         order += backward
+    return order
+
+
+Parts = tuple[tuple[int, int], ...]
+"""Microbatches and chunks, in the order of the forward passes; backward passes begin with the last chunk."""
+
+
+def _parts(size: ScheduleSize, group: int = 0) -> Parts:
+    """Groups of consecutive microbatches, by default all of them, each through one chunk after the other."""
+    group = group or size.microbatches
+    firsts, chunks = range(0, size.microbatches, group), range(size.chunks)
+    return tuple((first + m, chunk) for first in firsts for chunk in chunks for m in range(group))
+
+
+@lru_cache(1 << 8)
+def _computed(kind: type[Instruction], minibatch: int, parts: Parts, chunks: int = 0) -> tuple[Instruction, ...]:
+    """A pass of each part, backwards where `chunks` is their number; the same objects for all stages."""
+    return tuple(kind(minibatch, m, chunks - 1 - chunk if chunks else chunk) for m, chunk in parts)
+
+
+def _in_turn(size: ScheduleSize, parts: Parts, warm_up: int) -> list[Instruction]:
+    """After the warm-up a forward and a backward pass in turn; the pipeline is empty after every minibatch."""
+    order: list[Instruction] = []
+    for t in range(size.minibatches):
+        backwards = [(backward,) for backward in _computed(Backward, t, parts, size.chunks)]
+        order += _alternate(_computed(Forward, t, parts), backwards, warm_up)
+        order += update_of(t)
+    return order
+
+
+def _with_late_weights(size: ScheduleSize, parts: Parts, warm_up: int, late: int) -> list[Instruction]:
+    """As `_in_turn`, but weight gradients follow so many input gradients later, and the warm-up is one pass longer."""
+    order: list[Instruction] = []
+    for t in range(size.minibatches):
+        forwards = _computed(Forward, t, parts)
+        of_input, of_weights = (_computed(kind, t, parts, size.chunks) for kind in (InputGradient, WeightGradient))
+        order += forwards[:warm_up]
+        for number, gradient in enumerate(of_input):
+            order.append(gradient)
+            order += of_weights[number - late : number - late + 1] if number >= late else ()
+            order += forwards[warm_up + number : warm_up + number + 1]
+        order += of_weights[max(0, len(parts) - late) :]
+        order += update_of(t)
     return order
 
 
@@ -231,7 +254,7 @@ def _delayed(size: ScheduleSize, stage: int, *, recompute: bool) -> list[Instruc
             order += [Recompute(t)] if recompute else []
             order.append(Backward(t))
             order += [] if is_first else [SendGradients(t)]
-            order += _update(t)
+            order += update_of(t)
         # "receive gradient from next device": for the next step
         if not is_last and 0 <= t + 1 < size.minibatches:
             order.append(ReceiveGradients(t + 1))

@@ -13,6 +13,7 @@ from functools import cached_property
 
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.schedules.instructions import Backward, Forward, Instruction, ReduceGradients, Update
+from hybridnn.pipeline.schedules.placements import LOOP, Placement
 from hybridnn.pipeline.schedules.schedule import EXACT, INITIAL, Schedule, ScheduleSize, with_loads
 from hybridnn.pipeline.schedules.schedule import Method as Method  # of this module for users
 from hybridnn.utils.checks import must_be_one_of, require_choice, require_whole
@@ -25,21 +26,18 @@ def one_minibatch_at_a_time(size: ScheduleSize, stage: int) -> list[Instruction]
 
 
 def evaluation(size: ScheduleSize, stage: int) -> list[Instruction]:
-    """Forward passes alone; chunks alternate by groups of K minibatches, of which the last may be shorter."""
-    return [
-        Forward(t, 0, chunk)
-        for first in range(0, size.minibatches, size.stages)
-        for chunk in range(size.chunks)
-        for t in range(first, min(first + size.stages, size.minibatches))
-    ]
+    """Forward passes alone: a minibatch begins after every v passes, and goes from one virtual stage to the next."""
+    places = [size.placement.virtual(stage, chunk, size.stages) for chunk in range(size.chunks)]
+    timed = sorted((size.chunks * t + place, t, c) for t in range(size.minibatches) for c, place in enumerate(places))
+    return [Forward(t, 0, chunk) for _, t, chunk in timed]
 
 
 def _one_microbatch(size: ScheduleSize, stage: int) -> int:
-    return 1
+    return size.chunks
 
 
 SEQUENTIAL = Method("sequential", "one minibatch at a time", one_minibatch_at_a_time, EXACT, _one_microbatch)
-EVALUATION = Method("evaluation", "forward passes alone", evaluation, INITIAL, _one_microbatch, chunked=True)
+EVALUATION = Method("evaluation", "forward passes alone", evaluation, INITIAL, _one_microbatch)
 
 
 class _Methods(Mapping[str, Method]):
@@ -99,17 +97,15 @@ def require_supported(method: Method, size: ScheduleSize, weight_grad: str) -> N
     stages, microbatches, chunks = size.stages, size.microbatches, size.chunks
     if microbatches > 1 and not method.cuts_minibatches:
         raise SettingError("parallel.microbatches", microbatches, f"1 with {method.name}, which splits no minibatch")
-    if chunks > 1 and not method.chunked:
-        having = ", ".join(name for name, other in METHODS.items() if other.chunked)
-        raise SettingError("parallel.chunks", chunks, f"1 with {method.name}; more only with {having}")
-    if method.chunked and chunks < 2:
-        raise SettingError("parallel.chunks", chunks, f"2 or more with {method.name}")
-    if method.fills_pipeline and microbatches < stages:
-        allowed = f"at least the {stages} stages with {method.name}"
-        raise SettingError("parallel.microbatches", microbatches, allowed)
-    if method.chunked and microbatches % stages:
-        allowed = f"a multiple of the {stages} stages with {method.name}"
-        raise SettingError("parallel.microbatches", microbatches, allowed)
+    if chunks not in method.chunks:
+        first, last, step = method.chunks[0], method.chunks[-1], method.chunks.step
+        allowed = f"{'even, ' * (step == 2)}{first}{' or more' * (last > first)} with {method.name}"
+        having = ", ".join(name for name, other in METHODS.items() if other.chunks[-1] > 1)
+        raise SettingError("parallel.chunks", chunks, allowed + f"; more only with {having}" * (last == 1))
+    if not method.can_cut(microbatches, stages):
+        times = f"{method.microbatches_per_stage} times " * (method.microbatches_per_stage > 1)
+        allowed = f"{'a multiple of' if method.whole_groups else f'at least {times}'.rstrip()} the {stages} stages"
+        raise SettingError("parallel.microbatches", microbatches, f"{allowed} with {method.name}")
     if size.barriers and not method.may_have_barriers:
         having = ", ".join(name for name, other in METHODS.items() if other.may_have_barriers)
         raise SettingError("parallel.barriers", True, f"false with {method.name}; true only with {having}")
@@ -155,23 +151,28 @@ def make_schedule(
     SettingError
         If the method does not exist or does not support the arguments.
     """
-    chosen, size = find_method(method), ScheduleSize(stages, minibatches, microbatches, chunks, barriers, tuple(order))
+    chosen, size = find_method(method), ScheduleSize(stages, minibatches, microbatches, chunks, barriers, order=tuple(order))
     require_supported(chosen, size, weight_grad)
     return _build(chosen, size, merges=weight_grad == "merged" and microbatches > 1, messages=messages)
 
 
-def forward_only(stages: int, minibatches: int, chunks: int = 1) -> Schedule:
+def forward_only(stages: int, minibatches: int, chunks: int = 1, placement: Placement = LOOP) -> Schedule:
     """Build the schedule of an evaluation: pipelined forward passes with the initial weights."""
-    size = ScheduleSize(stages, minibatches, 1, chunks)
+    size = ScheduleSize(stages, minibatches, 1, chunks, placement=placement)
     _require_whole(size)
-    return _build(EVALUATION, size)
+    return _build(replace(EVALUATION, placement=placement, chunks=range(1, chunks + 1)), size)
 
 
 def _build(method: Method, size: ScheduleSize, *, merges: bool = False, messages: bool = True) -> Schedule:
     """The schedule of a method, of a size that it supports, with loads, and with messages between several stages."""
     if size.stages == 1:
         size = replace(size, chunks=1)  # with several, the rank would send to itself
-    lists = [method.order(size, stage) for stage in range(size.stages)]
+    order = method.order
+    if size.chunks not in method.chunks:  # one stage, and a method with several chunks
+        from hybridnn.pipeline.schedules import computation_orders as orders
+
+        order = orders.zero_bubble_h1 if method.placed_weight_gradients else orders.one_forward_one_backward
+    lists = [order(size, stage) for stage in range(size.stages)]
     activations = method.activations
     if merges:
         from hybridnn.pipeline.schedules.computation_orders import merge_weight_gradients
@@ -181,7 +182,7 @@ def _build(method: Method, size: ScheduleSize, *, merges: bool = False, messages
         activations = merged_activations(method)
     bound = tuple(activations(size, stage) for stage in range(size.stages))
     counts = size.stages, size.chunks, size.minibatches, size.microbatches
-    schedule = Schedule(method.name, *counts, method.policy, tuple(map(tuple, lists)), bound)
+    schedule = Schedule(method.name, *counts, method.policy, tuple(map(tuple, lists)), bound, method.placement)
     if not messages or method.placed_messages:
         return schedule
     schedule = with_loads(schedule)

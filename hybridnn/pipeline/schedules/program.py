@@ -167,10 +167,11 @@ def _find_loop(program: StageProgram, first: int, last: int, period: int) -> Loo
 def _buffers_in_use(program: StageProgram, position: int, shift: int) -> set[tuple[str, Part, int]]:
     """Buffers written before a position and read from there on, with minibatch numbers relative to `shift`."""
     before, after = program.order[:position], program.order[position:]
-    microbatches = {item.part for item in before} & {item.part for item in after}
+    # With all chunks: one reads the buffer of the one before where this hands its output over.
+    microbatches = {item.part[:2] for item in before} & {item.part[:2] for item in after}
     slots = [("input", part, slot) for part, slot in program.memory.input_slots.items()]
     slots += [(item.name, item.part, slot) for item, slot in program.memory.activation_slots.items()]
-    return {(kind, (part[0] - shift, *part[1:]), slot) for kind, part, slot in slots if part in microbatches}
+    return {(kind, (part[0] - shift, *part[1:]), slot) for kind, part, slot in slots if part[:2] in microbatches}
 
 
 def message_depths(schedule: Schedule, stage: int, chunk: int) -> MessageDepths:
@@ -208,9 +209,10 @@ class MemoryPlan:
     Activations that wait for one weight-gradient product over all microbatches count until then.
     """
 
-    input_lifetimes: dict[Part, Lifetime]
+    input_lifetimes: dict[Part, Lifetime]  # but of chunks whose input is the output of the chunk before
     activation_lifetimes: dict[Instruction, Lifetime]  # of each forward pass or recomputation
-    input_slots: dict[Part, int]  # buffer of the input of each (minibatch, microbatch, chunk)
+    # buffer of the input of each (minibatch, microbatch, chunk), or of the activations of the chunk before
+    input_slots: dict[Part, int]
     activation_slots: dict[Instruction, int]  # buffer that a pass fills; the backward pass reads that of the last one
     inputs: tuple[int, ...]  # number of buffers, per chunk
     activations: tuple[int, ...]
@@ -226,9 +228,13 @@ def plan_memory(schedule: Schedule, stage: int) -> MemoryPlan:
     """Plan the buffers of a stage, whose list must have passed the linter's checks of order."""
     order = schedule.orders[stage]
     free, done = _last_uses(order)
-    inputs, activations, alive = _inputs(order, free), _activations(order, free), _activations(order, done)
+    taken = frozenset(chunk for chunk in range(schedule.chunks) if schedule.takes_over(stage, chunk))
+    inputs = {part: lifetime for part, lifetime in _inputs(order, free).items() if part[2] not in taken}
+    activations, alive = (_activations(order, uses, taken) for uses in (free, done))
     input_slots, input_counts = _assign(inputs, lambda part: part[2], schedule.chunks)
     activation_slots, activation_counts = _assign(activations, lambda item: item.chunk, schedule.chunks)
+    parts = (item.part for item in order if isinstance(item, Forward) and item.chunk in taken)
+    input_slots |= {(t, m, chunk): activation_slots[Forward(t, m, chunk - 1)] for t, m, chunk in parts}
     last_readers, stashes = _versions(schedule, stage)
     peak_inputs, _ = _peak(inputs.values())
     peak_activations, peak_activations_at = _peak(alive.values())
@@ -257,11 +263,18 @@ def _inputs(order: tuple[Instruction, ...], last_uses: dict[Part, int]) -> dict[
     return inputs
 
 
-def _activations(order: tuple[Instruction, ...], last_uses: dict[Part, int]) -> dict[Instruction, Lifetime]:
-    """Activations live until the last use of their part, those that are recomputed only during the forward pass."""
+def _activations(
+    order: tuple[Instruction, ...], last_uses: dict[Part, int], taken: frozenset[int]
+) -> dict[Instruction, Lifetime]:
+    """Activations live until the last use of their part, those that are recomputed only during the forward pass.
+
+    The output is the input of the next chunk if that is one of those `taken` over.
+    """
     recomputed = {item.part for item in order if isinstance(item, Recompute)}
+    also = {(t, m, chunk - 1): at for (t, m, chunk), at in last_uses.items() if chunk in taken}
+    ends = {part: max(at, also.get(part, at)) for part, at in last_uses.items()}
     return {
-        item: (at, at if isinstance(item, Forward) and item.part in recomputed else last_uses[item.part])
+        item: (at, at if isinstance(item, Forward) and item.part in recomputed else ends[item.part])
         for at, item in enumerate(order)
         if isinstance(item, (Forward, Recompute))
     }
@@ -344,8 +357,8 @@ class ChunkPlan:
 
     index: int  # index of the chunk on its rank
     role: StageRole
-    before: tuple[int, int]  # stage and chunk of the virtual stage before; not used at the end of the network
-    after: tuple[int, int]
+    before: tuple[int, int] | None  # stage and chunk of the virtual stage before, if that is on another stage
+    after: tuple[int, int] | None
     microbatches: int
     buffers: MicrobatchBuffers
     depths: MessageDepths
@@ -362,13 +375,14 @@ def plan_chunk(schedules: tuple[Schedule, Schedule], stage: int, index: int) -> 
     schedule = schedules[0]
     program = StageProgram(schedule, stage)
     memory = program.memory
+    hands_over = not (schedule.is_last(stage, index) or schedule.sends(stage, index))
     return ChunkPlan(
         index,
         StageRole(schedule.is_first(stage, index), schedule.is_last(stage, index)),
-        schedule.before(stage, index),
-        schedule.after(stage, index),
+        schedule.before(stage, index) if schedule.receives(stage, index) else None,
+        schedule.after(stage, index) if schedule.sends(stage, index) else None,
         schedule.microbatches,
-        MicrobatchBuffers(memory.inputs[index], memory.activations[index], program.splits_backward),
+        MicrobatchBuffers(memory.inputs[index], memory.activations[index], program.splits_backward, hands_over),
         MessageDepths(*map(max, *(message_depths(item, stage, index) for item in schedules))),
         memory.peak_weight_versions,
         predicts=any(ahead for _, ahead in program.reads.values()),

@@ -20,6 +20,7 @@ from hybridnn.pipeline.schedules.instructions import (
     Recompute,
     Update,
 )
+from hybridnn.pipeline.schedules.placements import LOOP, Placement
 
 
 class ScheduleError(HybridnnError):
@@ -106,14 +107,15 @@ class Schedule:
     policy: WeightPolicy
     orders: tuple[tuple[Instruction, ...], ...]  # one list per stage
     activation_bound: tuple[int, ...]  # per stage, the most microbatches whose activations it may hold at a time
+    placement: Placement = LOOP
 
     def is_first(self, stage: int, chunk: int) -> bool:
         """Whether a chunk begins with the network's first layer."""
-        return stage == 0 and chunk == 0
+        return self.placement.virtual(stage, chunk, self.stages) == 0
 
     def is_last(self, stage: int, chunk: int) -> bool:
         """Whether a chunk ends with the network's last layer."""
-        return stage == self.stages - 1 and chunk == self.chunks - 1
+        return self.placement.virtual(stage, chunk, self.stages) == self.stages * self.chunks - 1
 
     def loads(self, stage: int, chunk: int) -> bool:
         """Whether a chunk loads samples: the inputs, the targets, or both."""
@@ -121,11 +123,23 @@ class Schedule:
 
     def before(self, stage: int, chunk: int) -> tuple[int, int]:
         """Stage and chunk of the previous virtual stage; not for the first."""
-        return (stage - 1, chunk) if stage else (self.stages - 1, chunk - 1)
+        return self.placement.at(self.placement.virtual(stage, chunk, self.stages) - 1, self.stages)
 
     def after(self, stage: int, chunk: int) -> tuple[int, int]:
         """Stage and chunk of the next virtual stage; not for the last."""
-        return (stage + 1, chunk) if stage < self.stages - 1 else (0, chunk + 1)
+        return self.placement.at(self.placement.virtual(stage, chunk, self.stages) + 1, self.stages)
+
+    def receives(self, stage: int, chunk: int) -> bool:
+        """Whether a chunk receives its input from another stage: the chunk before it on its own stage hands it over."""
+        return not self.is_first(stage, chunk) and self.before(stage, chunk)[0] != stage
+
+    def sends(self, stage: int, chunk: int) -> bool:
+        """Whether a chunk sends its output to another stage."""
+        return not self.is_last(stage, chunk) and self.after(stage, chunk)[0] != stage
+
+    def takes_over(self, stage: int, chunk: int) -> bool:
+        """Whether the input of a chunk is the output of the chunk before it on its stage, without a message."""
+        return not (self.is_first(stage, chunk) or self.receives(stage, chunk))
 
     def weights_read(self, stage: int, instruction: Instruction) -> WeightRead | None:
         """Weights that an instruction reads; None if it reads none.
@@ -171,13 +185,14 @@ def with_loads(schedule: Schedule) -> Schedule:
 
 @dataclass(frozen=True)
 class ScheduleSize:
-    """Size of a schedule: K, T, M and v; whether `delayed_gradients` and `features_replay` have barriers; the order."""
+    """Size of a schedule: K, T, M and v; whether ``ddg`` and ``fr`` have barriers; where chunks are, and the order."""
 
     stages: int
     minibatches: int
     microbatches: int = 1
     chunks: int = 1
     barriers: bool = False
+    placement: Placement = LOOP
     order: tuple[str, ...] = ()  # a word per stage: see `hybridnn.pipeline.schedules.computation_orders.in_word`
 
 
@@ -197,11 +212,14 @@ class Method:
     policy: WeightPolicy
     activations: ActivationBound
     cuts_minibatches: bool = False  # splits minibatches into microbatches
-    chunked: bool = False  # a stage has several chunks
-    fills_pipeline: bool = False  # a minibatch needs at least as many microbatches as there are stages
+    chunks: range = range(1, 2)  # numbers of chunks that a stage may have, the first by default
+    placement: Placement = LOOP
+    microbatches_per_stage: int = 0  # times the stages: the fewest microbatches of a minibatch
+    whole_groups: bool = False  # the number of microbatches is a multiple of that of the stages
     placed_weight_gradients: bool = False  # the order itself places the weight gradients
     placed_messages: bool = False  # the order itself places loads and messages
     may_have_barriers: bool = False  # the order places barriers if its size asks for them
+    updates_alone: bool = False  # a stage updates after its own last weight gradient, whatever the others do
     recomputes: bool = False  # every stage but the last computes its forward passes twice
     ordered: bool = False  # the order is that of the size, which may be searched for given times
 
@@ -209,6 +227,19 @@ class Method:
     def exact(self) -> bool:
         """Whether every minibatch is complete before the next one begins."""
         return self.policy is EXACT
+
+    @property
+    def drains(self) -> bool:
+        """Whether the pipeline is empty between minibatches: no stage begins the next one before all have updated."""
+        return self.exact and not self.updates_alone
+
+    def can_cut(self, microbatches: int, stages: int) -> bool:
+        """Whether a minibatch may have so many microbatches."""
+        if not self.cuts_minibatches:
+            return microbatches == 1
+        return microbatches >= self.microbatches_per_stage * stages and not (
+            self.whole_groups and microbatches % stages
+        )
 
     @cached_property
     def predicts(self) -> bool:

@@ -208,10 +208,10 @@ def pipeline(method: str, stages: int) -> Layout:
     chosen = METHODS[method]
     return Layout(
         ((1, 1),) * stages,
-        (1,) * stages * (2 if chosen.chunked else 1),
+        (1,) * stages * chosen.chunks[0],
         method=method,
         microbatches=stages if chosen.cuts_minibatches else 1,
-        chunks=2 if chosen.chunked else 1,
+        chunks=chosen.chunks[0],
     )
 
 

@@ -210,7 +210,7 @@ def test_joined_microbatches_take_time_per_row() -> None:
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_parts_add_up_to_the_step(method: Method) -> None:
     machine = make_machine(alpha=1e-6, beta=1e-9, call=1e-6)
-    chunks, microbatches = 1 + method.chunked, 4 if method.cuts_minibatches else 1
+    chunks, microbatches = method.chunks[0], 4 if method.cuts_minibatches else 1
     for stage in ((2, 1), (1, 2), (2, 2)):
         options = {"layers": (8 // (2 * chunks),) * (2 * chunks), "microbatches": microbatches, "chunks": chunks}
         done = predict(workload(96, [8] * 9), layout(stage, stage, method=method.name, **options), machine)

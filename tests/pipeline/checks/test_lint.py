@@ -29,6 +29,7 @@ from hybridnn.pipeline.schedules.instructions import (
     WeightGradient,
 )
 from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
+from hybridnn.pipeline.schedules.placements import PLACEMENTS
 from hybridnn.pipeline.schedules.schedule import Schedule
 from hybridnn.pipeline.schedules.weight_policies import CURRENT, EXACT, STASHED, WeightRead
 from reference.schedule_semantics import Definition, WrongSchedule, check
@@ -41,16 +42,16 @@ def test_every_method_passes(method: str) -> None:
     kind = METHODS[method]
     for stages, minibatches in product((1, 2, 3, 5), (1, 3) if kind.cuts_minibatches else (1, 2, 7)):
         for microbatches in (1, 2, 5, 6, 10) if kind.cuts_minibatches else (1,):
-            if (kind.chunked and microbatches % stages) or (kind.fills_pipeline and microbatches < stages):
+            if not kind.can_cut(microbatches, stages):
                 continue
-            for form, chunks in product(forms(method), (2, 3) if kind.chunked else (1,)):
+            for form, chunks in product(forms(method), kind.chunks[:2]):
                 size = {"stages": stages, "minibatches": minibatches, "microbatches": microbatches, "chunks": chunks}
                 lint(make_schedule(method, **size, **form))
 
 
 def test_evaluation_passes() -> None:
-    for stages, minibatches, chunks in product((1, 2, 3, 5), (1, 2, 3, 8), (1, 2, 3)):
-        lint(forward_only(stages, minibatches, chunks))
+    for *size, placement in product((1, 2, 3, 5), (1, 2, 3, 8), (1, 2, 3, 4), PLACEMENTS.values()):
+        lint(forward_only(*size, placement))
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -198,15 +199,15 @@ def test_deadlock_names_the_cycle() -> None:
     )
 
 
-def test_deadlock_of_a_barrier_or_a_message_of_a_rank_to_itself() -> None:
+def test_deadlock_of_a_barrier_and_a_message_of_a_rank_to_itself() -> None:
     schedule = make_schedule("ddg", stages=2, minibatches=1, barriers=True)
     orders = (schedule.orders[0], tuple(i for i in schedule.orders[1] if i != Barrier(1)))
     with pytest.raises(ScheduleError, match=r"stage 0 waits at instruction \d+ \(barrier 1\) for stage 1, which has"):
         lint(replace(schedule, orders=orders))
-    # Two chunks of one rank: the send never ends, because the same rank would have to receive.
+    # Two chunks of one rank: the first hands its output over without a message.
     chunks = [Forward(0, 0, 0), SendActivations(0, 0, 0), ReceiveActivations(0, 0, 1), Forward(0, 0, 1)]
     order = (Load(0), *chunks[:3], Load(0, 0, 1), chunks[3])
-    with pytest.raises(ScheduleError, match=r"stage 0 waits at instruction 2 \(send activations 0\) for stage 0$"):
+    with pytest.raises(ScheduleError, match=r"instruction 2 \(send activations 0\): has no place on this stage"):
         lint(replace(forward_only(1, 1), chunks=2, orders=(order,)))
 
 
@@ -258,17 +259,15 @@ def build(definition: Definition) -> Schedule:
 def definitions(draw: st.DrawFn) -> Definition:
     method = draw(st.sampled_from(sorted(METHODS)))
     stages, minibatches = draw(st.integers(1, 4)), draw(st.integers(1, 5))
-    if method == "pipedream-2bw":
-        return Definition(method, stages, minibatches, stages + draw(st.integers(0, 2)), merged=draw(st.booleans()))
-    if method not in ("gpipe", "1f1b", "interleaved", "zb-h1", "searched"):
+    kind = METHODS[method]
+    if not kind.cuts_minibatches:
         return Definition(method, stages, minibatches)
-    minibatches = min(minibatches, 2)
-    merged = method != "zb-h1" and draw(st.booleans())
-    if method == "interleaved":
+    merged, chunks = not kind.placed_weight_gradients and draw(st.booleans()), kind.chunks[0]
+    if chunks > 1:
         stages = max(2, min(stages, 3))
-        return Definition(method, stages, minibatches, stages * draw(st.integers(1, 2)), 2, merged=merged)
-    microbatches = draw(st.integers(1, 5))
-    return Definition(method, stages, minibatches, microbatches, merged=merged and microbatches > 1)
+    microbatches = draw(st.integers(1, 7).filter(lambda count: kind.can_cut(count, stages)))
+    minibatches = minibatches if not kind.exact else min(minibatches, 2)
+    return Definition(method, stages, minibatches, microbatches, chunks, merged=merged and microbatches > 1)
 
 
 def broken(orders: Orders, edit: str, random: Random) -> Orders:
@@ -348,9 +347,10 @@ def small_edits(orders: Orders) -> Iterator[tuple[str, Orders]]:
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_linter_refuses_every_small_edit_that_is_wrong(method: str) -> None:
     """The definitions refuse edits of every kind, so that these tests are not empty; the linter accepts some others."""
-    cut = METHODS[method].cuts_minibatches
-    minibatches, chunks = (1, 2) if METHODS[method].chunked else (2 if cut else 4, 1)
-    definition = Definition(method, 3, minibatches, 3 if cut else 1, chunks)
+    kind = METHODS[method]
+    cut, stages = kind.cuts_minibatches, 2 if kind.microbatches_per_stage > 1 else 3
+    microbatches = stages * max(1, kind.microbatches_per_stage) if cut else 1
+    definition = Definition(method, stages, 2 if cut else 4, microbatches, kind.chunks[0])
     schedule = build(definition)
     wrong, accepted = dict.fromkeys(("drop", "double", "swap", "move"), 0), 0
     for edit, orders in small_edits(schedule.orders):

@@ -29,7 +29,7 @@ def makers(stages: int) -> dict[str, Callable[[int], Schedule]]:
     found: dict[str, Callable[[int], Schedule]] = {}
     for name, method in METHODS.items():
         if not method.exact:
-            least = stages + 1 if method.fills_pipeline else 1
+            least = 1 + stages * method.microbatches_per_stage
             for microbatches in [least, 2 * stages][: 1 + method.cuts_minibatches]:
                 size = {"stages": stages, "microbatches": microbatches}
                 called = name + ", more microbatches" * (microbatches > least)

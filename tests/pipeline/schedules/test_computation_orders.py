@@ -15,6 +15,7 @@ from hybridnn.pipeline.schedules.instructions import (
     SendActivations,
 )
 from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
+from hybridnn.pipeline.schedules.placements import PLACEMENTS
 from hybridnn.pipeline.schedules.program import MemoryPlan, plan_memory
 from hybridnn.pipeline.schedules.schedule import Schedule
 from reference.schedules import forms, small
@@ -77,7 +78,7 @@ def test_interleaved_by_hand() -> None:
 
 def test_merged_is_plain_with_one_microbatch() -> None:
     for name, method in METHODS.items():
-        if not (method.placed_weight_gradients or method.chunked or method.fills_pipeline):
+        if not (method.placed_weight_gradients or 1 not in method.chunks or method.microbatches_per_stage):
             merged = make_schedule(name, stages=2, minibatches=3, weight_grad="merged")
             assert merged == make_schedule(name, stages=2, minibatches=3)
 
@@ -279,7 +280,8 @@ def test_position_of_the_peak() -> None:
 def schedules_of(method: str) -> Iterator[Schedule]:
     """Schedules of a method of several sizes, or evaluations."""
     if method == "evaluation":
-        yield from (forward_only(3, minibatches, chunks) for minibatches, chunks in product((1, 5), (1, 2)))
+        for minibatches, chunks, placement in product((1, 5), (1, 2, 4), PLACEMENTS.values()):
+            yield forward_only(3, minibatches, chunks, placement)
         return
     for stages, minibatches, form in product((1, 2, 4), (1, 3, 6), list(forms(method))):
         yield small(method, stages, minibatches, 3, **form)
@@ -296,7 +298,9 @@ def test_buffers_hold_the_data_that_are_read(method: str) -> None:
         splits = {i.minibatch for i in schedule.orders[stage] if i.microbatch == ALL_MICROBATCHES}
         for i in schedule.orders[stage]:
             part, c = (i.minibatch, i.microbatch, i.chunk), i.chunk
-            if i.name in ("load", "forward", "recompute"):
+            # The input may be the output of the chunk before.
+            taken, before = schedule.takes_over(stage, c), (i.minibatch, i.microbatch, c - 1)
+            if i.name in ("load", "forward", "recompute") and not taken:
                 slot = plan.input_slots[part]
                 assert slot < plan.inputs[c]
                 loaded = i.name == "load" or (i.name == "forward" and not schedule.is_first(stage, c))
@@ -308,8 +312,10 @@ def test_buffers_hold_the_data_that_are_read(method: str) -> None:
                 assert last_pass[part] < plan.activations[c]
                 activations[c, last_pass[part]] = part
             own_weights = i.name == "weight gradient" and i.minibatch not in splits
+            if taken and (i.name in ("forward", "backward", "input gradient") or own_weights):
+                assert activations[c - 1, plan.input_slots[part]] == before
             if i.name in ("backward", "input gradient") or own_weights:
-                assert inputs[c, plan.input_slots[part]] == part
+                assert taken or inputs[c, plan.input_slots[part]] == part
                 assert activations[c, last_pass[part]] == part
 
 
