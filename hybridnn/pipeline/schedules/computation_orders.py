@@ -112,7 +112,7 @@ def in_word(size: ScheduleSize, stage: int) -> list[Instruction]:
     order: list[Instruction] = []
     for t in range(size.minibatches):
         order += [kinds[letter](t, word[:place].count(letter)) for place, letter in enumerate(word)]
-        order += _update(t)
+        order += update_of(t)
     return order
 
 

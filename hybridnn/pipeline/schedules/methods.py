@@ -151,7 +151,8 @@ def make_schedule(
     SettingError
         If the method does not exist or does not support the arguments.
     """
-    chosen, size = find_method(method), ScheduleSize(stages, minibatches, microbatches, chunks, barriers, order=tuple(order))
+    chosen = find_method(method)
+    size = ScheduleSize(stages, minibatches, microbatches, chunks, barriers, order=tuple(order))
     require_supported(chosen, size, weight_grad)
     return _build(chosen, size, merges=weight_grad == "merged" and microbatches > 1, messages=messages)
 
