@@ -33,7 +33,6 @@ def test_stale_weights_are_further_away_with_every_update(tmp_path: Path, monkey
 
 
 def test_record_carries_the_page() -> None:
-    """Every logged step of three seeds, with each distance."""
     rows = rows_of(ROOT / "papers" / "docs" / "chen-figure-8" / "weight_error.csv")
     assert {row["seed"] for row in rows} == {0, 1, 2}
     assert pictures.better_predictions(rows) == [1, 1, 1]
