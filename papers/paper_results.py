@@ -154,19 +154,15 @@ def verdict_rows(pages: Path) -> Iterator[dict[str, Any]]:
 
     for path in sorted((pages / RECORDS).glob("*.csv")):
         about, verdicts = verdicts_in(path)
+        kernels = " ".join(dict.fromkeys(library.split()[-1] for library in about["BLAS"].split(", ")))  # as Haswell
         for number, verdict in enumerate(verdicts, 1):
-            stated = {"study": about["study"], "form": about["form"], "BLAS": kernels_in(about["BLAS"])}
+            stated = {"study": about["study"], "form": about["form"], "BLAS": kernels}
             stated |= {"number": number, "verdict": verdict.outcome}
             stated |= {"about": verdict.about, "statement": verdict.says, "source": verdict.source}
             stated |= {"expected": verdict.expected, "missing": verdict.reason}
             for pair in verdict.pairs:
                 found = asdict(pair)
                 yield stated | {"comparison": found.pop("what"), **found}
-
-
-def kernels_in(blas: str) -> str:
-    """The kernels of the BLAS, such as Haswell, of the libraries in the lines at the beginning of records."""
-    return " ".join(dict.fromkeys(library.split()[-1] for library in blas.split(", ")))
 
 
 def _summary(rows: Sequence[Mapping[str, Any]], paper: str) -> str:

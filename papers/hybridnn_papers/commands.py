@@ -266,16 +266,8 @@ def map_grids(
     batches: Annotated[str, option("Minibatches of the columns.", "N,N,…")] = "32,128,512,2048,8192",
     alpha: Alpha = ONE_MICROSECOND,
     beta: Beta = EIGHT_GIGABYTES,
-    machine: Annotated[
-        str | None,
-        option(
-            "Map the whole step too, by this machine file or machine of the package (default: only the formulas).",
-            "FILE",
-        ),
-    ] = None,
-    plot: Annotated[
-        Path | None, option("Draw the maps into this file (default: they are only printed).", "FILE.png|.svg|.pdf")
-    ] = None,
+    machine: Annotated[str | None, option("Map whole steps by a machine too (default: formulas only).", "FILE")] = None,
+    plot: Annotated[Path | None, option("Draw the maps too (default: only print them).", "FILE.png|.svg|.pdf")] = None,
     output_format: OutputFormat = "text",
 ) -> None:
     """Map where batch, model or integrated parallelism is fastest (the future work of Laugier et al. 2018)."""

@@ -177,18 +177,9 @@ def test_direct_scatter_is_always_faster_where_the_detour_sends_as_much_or_bytes
 def train_one_step(comm: Any, method: str, shape: tuple[int, int, int]) -> None:
     pipeline, batch, model = shape
     grid = ProcessGrid(comm, pipeline=pipeline, batch=batch, model=model)
-    trainer = Trainer(
-        MLP(TRAINED),
-        SGD(momentum=0.0),
-        grid=grid,
-        batch_size=24,
-        model_split="columns",
-        shared_replicas=False,
-        overlap=False,
-        method=method,
-    )
-    samples = np.ones((24, TRAINED[0]))
-    trainer.fit(samples, np.ones((24, TRAINED[-1])), epochs=1)
+    settings: Any = {"model_split": "columns", "shared_replicas": False, "overlap": False, "method": method}
+    trainer = Trainer(MLP(TRAINED), SGD(momentum=0.0), grid=grid, batch_size=24, **settings)
+    trainer.fit(np.ones((24, TRAINED[0])), np.ones((24, TRAINED[-1])), epochs=1)
 
 
 @pytest.mark.parametrize(("batch_ranks", "model_ranks"), [(4, 1), (1, 4), (2, 2), (4, 2)])

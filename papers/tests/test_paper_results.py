@@ -13,6 +13,7 @@ import pytest
 
 from hybridnn.drawing.figures import new_figure
 from hybridnn.study.study_file import load_study, ready_studies
+from hybridnn_papers.records import read_records
 from reference.finished_runs import write_study
 from reference.pages import paper_results
 
@@ -122,6 +123,24 @@ def test_intervals_in_the_pages_are_comparisons_of_the_verdicts() -> None:
         digits = len(numbers[0].partition(".")[2])
         known = [tuple(f"{x * scale:.{digits}f}" for x in one) for one in estimates for scale in (1, 100)]
         assert numbers in known, numbers
+
+
+@pytest.mark.parametrize(
+    ("records", "measure", "columns"),
+    [
+        ("kang-figure-13-full", "diverged", ["11 sequential", "11 ddg", "11 fr", "11 vanilla", "6 ddg"]),
+        ("kang-figures-14-17-full", "converged", ["3 sequential", "3 ddg", "3 fr", "3 vanilla"]),
+    ],
+)
+def test_counts_of_runs_in_the_page_are_those_of_the_records(records: str, measure: str, columns: list[str]) -> None:
+    page = (paper_results.PAGES / "kang-2019.md").read_text(encoding="utf-8")
+    counts: dict[float, dict[str, float]] = {}
+    for cell in read_records(paper_results.PAGES / "records" / f"{records}.csv")[0].cells:
+        of_rate = counts.setdefault(cell.values["optimizer.lr"], dict.fromkeys(columns, 0))
+        of_rate[f"{cell.values['grid'].partition('x')[0]} {cell.values['method']}"] += cell.measures[measure] or 0
+    assert len(counts) >= 4
+    for rate, found in counts.items():
+        assert f"| {rate} | {' | '.join(f'{number:.0f}' for number in found.values())} |" in page
 
 
 def test_numbers_of_verdicts_are_those_of_the_full_form(tmp_path: Path) -> None:
