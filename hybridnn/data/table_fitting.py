@@ -321,7 +321,8 @@ def load_file(
     SettingError
         If `targets` are missing for a table, or `targets` or `inputs` are given for an ``.npz``.
     """
-    path, options, named = user_path(path), options or TableOptions(), [as_names(targets), as_names(inputs)]
+    path, options = user_path(path), options or TableOptions()
+    named: list[Names] = [as_names(targets), as_names(inputs)]
     if has_table(path, "data.file"):
         table = read_table(path, options, named[0], encoding)
         if not named[0]:
