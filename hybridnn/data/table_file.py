@@ -78,16 +78,14 @@ def _checked(key: str, value: Any) -> Any:
         return require_whole(name, value, 0, MOST_SKIPPED, "must be a whole number, 0 or more")
     if key in ("keep_default_na", "dayfirst"):
         return require_type(name, value, bool)
-    if key == "sep" and value != r"\s+" and len(str(value)) != 1:
-        raise SettingError(name, value, r"must be one character, or '\s+' for any number of spaces")
     if key in LISTS and not isinstance(value, Mapping):
         parts = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
         value = [unicodedata.normalize("NFC", str(part).strip()) for part in parts]
     more = {} if key == "parse_dates" else {key: value}  # of columns that this text does not have
     try:
         with suppress(pandas.errors.EmptyDataError, pandas.errors.ParserError, UnicodeError):  # wrong for it alone
-            pandas.read_csv(io.BytesIO(b"a\n" * 3), **more)
-    except (TypeError, ValueError, LookupError) as error:
+            pandas.read_csv(io.BytesIO(b"a\n" * 3), engine="c", **more)
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
         raise SettingError(name, value, f"refused by pandas.read_csv: {one_line(str(error))}") from error
     return value
 
