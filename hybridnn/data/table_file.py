@@ -16,15 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from hybridnn.errors import DataError, SettingError, one_line
-from hybridnn.utils.checks import (
-    Checked,
-    described,
-    nearest,
-    require_fields,
-    require_type,
-    require_whole,
-    with_advice,
-)
+from hybridnn.utils.checks import Checked, described, nearest, require_fields, require_type, require_whole, with_advice
 from hybridnn.utils.files import open_regular
 from hybridnn.utils.text import NAMES_SHOWN, alike, column_list, shown_path
 
@@ -86,16 +78,14 @@ def _checked(key: str, value: Any) -> Any:
         return require_whole(name, value, 0, MOST_SKIPPED, "must be a whole number, 0 or more")
     if key in ("keep_default_na", "dayfirst"):
         return require_type(name, value, bool)
-    if key == "sep" and value != r"\s+" and len(str(value)) != 1:
-        raise SettingError(name, value, r"must be one character, or '\s+' for any number of spaces")
     if key in LISTS and not isinstance(value, Mapping):
         parts = value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
         value = [unicodedata.normalize("NFC", str(part).strip()) for part in parts]
     more = {} if key == "parse_dates" else {key: value}  # of columns that this text does not have
     try:
         with suppress(pandas.errors.EmptyDataError, pandas.errors.ParserError, UnicodeError):  # wrong for it alone
-            pandas.read_csv(io.BytesIO(b"a\n" * 3), **more)
-    except (TypeError, ValueError, LookupError) as error:
+            pandas.read_csv(io.BytesIO(b"a\n" * 3), engine="c", **more)
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
         raise SettingError(name, value, f"refused by pandas.read_csv: {one_line(str(error))}") from error
     return value
 
@@ -359,10 +349,10 @@ def _are_data(names: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
 
     Numbers that count the columns are names, and so are those after a first cell above row names.
     """
-    numbers = sorted(float(number) for name in names if NUMBER.fullmatch(number := name.replace(",", ".")))
-    is_count = len(numbers) > 1 and numbers == [numbers[0] + place for place in range(len(numbers))]
+    numbers = {n: float(text) for n, name in enumerate(names) if NUMBER.fullmatch(text := name.replace(",", "."))}
+    in_order = sorted(numbers.values())
+    is_count = len(numbers) > 1 and in_order == [in_order[0] + place for place in range(len(numbers))]
     if is_count or (len(names) > 1 and not names[0]):
         return False
-    words = [(n, name) for n, name in enumerate(names) if name and not NUMBER.fullmatch(name.replace(",", "."))]
-    repeated = sum(any(row[n : n + 1] == [name] for row in rows) for n, name in words)
-    return 2 * (len(numbers) + repeated) >= len(names) and (bool(numbers) or repeated > 1)
+    repeated = {n for n, name in enumerate(names) if name and any(row[n : n + 1] == [name] for row in rows)}
+    return 2 * len(repeated.union(numbers)) >= len(names) and (bool(numbers) or len(repeated) > 1)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,11 +75,9 @@ def require_no_problem(called: str, problems: Sequence[Problem]) -> None:
 
 def settings_of(problems: Sequence[Problem]) -> dict[str, Value]:
     """The settings that solve problems; lists of several problems are joined."""
-    found: dict[str, Value] = {}
+    found: dict[str, Any] = {}
     for key, value in (item for problem in problems for item in problem.settings.items()):
-        before = found.get(key)
-        are_lists = isinstance(before, list) and isinstance(value, list)
-        found[key] = list(dict.fromkeys([*before, *value])) if are_lists else value  # type: ignore[misc]
+        found[key] = list(dict.fromkeys([*found.get(key, ()), *value])) if isinstance(value, list) else value
     return found
 
 
@@ -159,9 +157,10 @@ def task_reason(encoding: TableEncoding, targets: Sequence[str], task: Task | No
     return f"regression: {LOSS_DECIDES if task == 'regression' else what}"
 
 
-def _in_order(texts: Iterable[str]) -> tuple[str, ...]:
-    """Texts in order: numbers by size, and then words."""
-    return tuple(sorted(texts, key=lambda text: (float(text) if NUMBER.fullmatch(text) else np.inf, text)))
+def _in_order(texts: Sequence[str]) -> tuple[str, ...]:
+    """Texts in alphabetical order, or by size if all are numbers."""
+    are_numbers = all(map(NUMBER.fullmatch, texts))
+    return tuple(sorted(texts, key=lambda text: (float(text) if are_numbers else 0, text)))
 
 
 # -- problems of columns -----------------------------------------------------------------------------------------------
@@ -322,7 +321,8 @@ def load_file(
     SettingError
         If `targets` are missing for a table, or `targets` or `inputs` are given for an ``.npz``.
     """
-    path, options, named = user_path(path), options or TableOptions(), [as_names(targets), as_names(inputs)]
+    path, options = user_path(path), options or TableOptions()
+    named: list[Names] = [as_names(targets), as_names(inputs)]
     if has_table(path, "data.file"):
         table = read_table(path, options, named[0], encoding)
         if not named[0]:

@@ -303,6 +303,7 @@ def test_short_options_of_the_check_are_those_of_training(run_hybridnn: Run) -> 
     check = ("data", "check", "people.csv", "--targets", "answer")
     short = run_hybridnn(*check, "--drop", "note", "--missing", "mean", "--categories", "one-hot")
     assert short[::2] == (0, "")
+    assert [line.split()[0] for line in short[1].splitlines()[3:6]] == ["age", "city", "answer"]
     names = ("drop_columns=note", "missing=mean", "categories=one-hot")
     assert short == run_hybridnn(*check, *(word for name in names for word in ("--set", f"data.{name}")))
     command = short[1].splitlines()[-1].split()

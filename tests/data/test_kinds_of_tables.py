@@ -35,6 +35,7 @@ READ: dict[str, tuple[str | bytes, dict[str, Any], list[float]]] = {
     ),
     "points of thousands": (rows("a;y", "1.018;p", "700;q"), {"thousands": "."}, [1018, 700]),
     "points that are decimal": (rows("a;y", "1.018;p", "700;q"), {"decimal": "."}, [1.018, 700]),
+    "points between commas": (rows("a,y", "1.018,p", "700,q"), {}, [1.018, 700]),
     "thousands": (rows("a;y", "1,200;p", "1,250;q"), {"thousands": ","}, [1200, 1250]),
     "spaces of thousands": (rows("a;y", "1 200;p", "1 250;q"), {"thousands": " "}, [1200, 1250]),
     "groups of India": (rows("a;y", "1,00,000;p", "45,000;q"), {"thousands": ","}, [100_000, 45_000]),

@@ -268,7 +268,9 @@ def test_one_name_of_a_column_needs_no_list(tmp_path: Path, people: pd.DataFrame
         ("csv.encoding", "utf-9", "refused by pandas.read_csv: unknown encoding: utf-9"),
         ("csv.skiprows", -1, "must be a whole number, 0 or more"),
         ("csv.header", 1.5, "must be a whole number, 0 or more"),
-        ("csv.sep", "::", "must be one character, or '\\s+' for any number of spaces"),
+        ("csv.sep", "::", "refused by pandas.read_csv: the 'c' engine does not support "),
+        ("csv.sep", ["a"], "refused by pandas.read_csv: 'list' object"),
+        ("csv.encoding", "rot13", "refused by pandas.read_csv: 'rot13' is not a text encoding"),
     ],
 )
 def test_options_that_do_not_exist(option: str, value: str, allowed: str) -> None:
