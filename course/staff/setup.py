@@ -31,7 +31,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.10",
     packages=find_packages(include=["hybridnn_course_staff", "hybridnn_course_staff.*"]),
-    package_data={"": ["handout.md", "mistakes.toml", "templates/*", "right/*/*"]},
+    package_data={"": ["guide.toml", "handout.md", "mistakes.toml", "templates/*", "right/*/*"]},
     install_requires=[f"hybridnn-course=={version()}"],
     entry_points={"hybridnn_course.commands": ["staff = hybridnn_course_staff.cli.commands:add_commands"]},
     zip_safe=False,
