@@ -8,14 +8,13 @@ and advances the virtual clock.
 from __future__ import annotations
 
 import math
-import os
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,8 +37,9 @@ from hybridnn_course.execution import (
     run_programs,
 )
 from hybridnn_course.frames import FrameError, FrameTimeoutError, receive_frame, send_frame
-from hybridnn_course.isolation import ReservedUsers, command_prefix, has_memory
+from hybridnn_course.isolation import claim_user, command_prefix, has_memory, import_paths
 from hybridnn_course.remote_group import OPERATIONS
+from hybridnn_course.watch import Watch
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -100,11 +100,12 @@ class Worker:
     ) -> None:
         self._limit, self.printed, self.seconds = limit, "", 0.0
         self._is_alive = True
-        self._users = ReservedUsers() if isolation == "user" else None
+        self._watch: Watch | None = None
+        self._claim = claim_user() if isolation == "user" else None
         own, theirs = socket.socketpair()
         self._control = own
         self._process = subprocess.Popen(
-            [*command_prefix(isolation), sys.executable, "-I", "-B", "-c", PROGRAM.format(paths=_paths())],
+            [*command_prefix(isolation), sys.executable, "-I", "-B", "-c", PROGRAM.format(paths=import_paths())],
             stdin=theirs.fileno(),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL if isolation != "none" else None,
@@ -119,9 +120,8 @@ class Worker:
         coded = {name: np.frombuffer(text.encode(), np.uint8) for name, text in files.items()}
         start = {"files": coded, "paths": names, "modules": list(modules)}
         start |= {"exercises": list(exercises), "offered": list(assignment.imports)}
-        first_user = 0 if self._users is None else self._users.first
         try:
-            send_frame(own, {**start, "isolation": isolation, "first_user": first_user})
+            send_frame(own, {**start, "isolation": isolation})
             ready = receive_frame(own, monotonic() + START_SECONDS)["ready"]
         except FrameError as error:
             self._end()
@@ -129,9 +129,11 @@ class Worker:
         if not ready:
             self._end()
             raise EnvironmentProblem(
-                f"the users that submissions run as cannot read Python's files in {sys.base_prefix}, or this package: "
+                f"the user that submissions run as cannot read Python's files in {sys.base_prefix}, or this package: "
                 "install both where every user may read them"
             )
+        if isolation != "none":
+            self._watch = Watch(self._process.pid)
 
     def __enter__(self) -> Self:
         return self
@@ -146,8 +148,10 @@ class Worker:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        if self._users is not None:
-            self._users.release()
+        if self._watch is not None:
+            self._watch.end()
+        if self._claim is not None:
+            self._claim.close()
 
     def run(self, task: Task, case: Case, variant: Variant) -> Answer:
         """The answer of the student's function to a case."""
@@ -168,8 +172,11 @@ class Worker:
     def _carry(self, task: Task, inputs: Sequence[Values], variant: Variant, limit: float, *, whole: bool) -> Answer:
         ranks = len(inputs)
         carriers: list[_Carrier] = []
-        with tempfile.NamedTemporaryFile() as printed:
-            connections = self._start(ranks, printed.name, limit)
+        if self._watch is not None:
+            self._watch.begin()
+        with ExitStack() as stack:  # a file for each rank, by which no other one can be told anything
+            printed = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(ranks)]
+            connections = self._start([file.fileno() for file in printed], limit)
             try:
                 deadline = monotonic() + WALL_FACTOR * limit
                 carriers = [_Carrier(connection, task, deadline) for connection in connections]
@@ -181,28 +188,28 @@ class Worker:
                 for connection in connections:
                     connection.close()
                 ended, seconds = self._stop(carriers)
-            printed.seek(0)
-            self.printed = (self.printed + printed.read(SHOWN_BYTES).decode(errors="replace"))[:SHOWN_BYTES]
+            for file in printed:
+                file.seek(0)
+                self.printed = (self.printed + file.read(SHOWN_BYTES).decode(errors="replace"))[:SHOWN_BYTES]
         results = {carrier.returned_none for carrier in carriers}
         answer = replace(answer, returned_none=results.pop() if len(results) == 1 else None)
+        if self._watch is not None and self._watch.over:
+            return Answer(failure=Failure("memory", f"the submission used {self._watch.over}"))
         if any(carrier.is_lost or carrier.is_late for carrier in carriers):
             return Answer(failure=_failure_of_lost(carriers, ended, seconds, limit))
         if answer.failure is not None and answer.failure.kind == "memory" and not has_memory():
             raise MachineError("memory was refused, and the machine has less than a submission may have")
         return answer
 
-    def _start(self, ranks: int, printed: str, limit: float) -> list[socket.socket]:
-        pairs = [socket.socketpair() for _ in range(ranks)]
-        to_print = os.open(printed, os.O_WRONLY | os.O_APPEND)  # by which no rank reads what another one prints
-        os.chmod(printed, 0o200)  # nor by opening it again
+    def _start(self, printed: Sequence[int], limit: float) -> list[socket.socket]:
+        pairs = [socket.socketpair() for _ in printed]
+        given = [*(theirs.fileno() for _, theirs in pairs), *printed]
         try:
-            send_frame(self._control, {"do": "start", "ranks": ranks, "seconds": math.ceil(limit)})
-            for first in range(0, ranks, 64):
-                part = [theirs.fileno() for _, theirs in pairs[first : first + 64]]
-                socket.send_fds(self._control, [b"f"], part + ([to_print] if first + 64 >= ranks else []))
+            send_frame(self._control, {"do": "start", "ranks": len(printed), "seconds": math.ceil(limit)})
+            for first in range(0, len(given), 64):
+                socket.send_fds(self._control, [b"f"], given[first : first + 64])
             self._await_worker()
         finally:
-            os.close(to_print)
             for _, theirs in pairs:
                 theirs.close()
         return [own for own, _ in pairs]
@@ -212,8 +219,10 @@ class Worker:
         lost = [rank for rank, carrier in enumerate(carriers) if carrier.is_lost]
         send_frame(self._control, {"do": "end", "lost": lost})
         reply = self._await_worker()
-        self.seconds += reply["seconds"]
-        return [Ended(*one) for one in reply["ranks"]], reply["seconds"]
+        seen = 0.0 if self._watch is None else sum(self._watch.times.values())
+        seconds = max(seen, reply["seconds"])
+        self.seconds += seconds
+        return [Ended(*one) for one in reply["ranks"]], seconds
 
     def _await_worker(self) -> dict[str, Any]:
         """What the worker says when it has started or ended ranks."""
@@ -366,11 +375,6 @@ def _at(site: Any, call: Any) -> Any:
         file, line, name = Path(str(site[0])[:200]).name, site[1], str(site[2])[:80]
         code = code.replace(co_filename=file, co_name=name, co_firstlineno=line - 1)
     return FunctionType(code, {})(call)
-
-
-def _paths() -> list[str]:
-    """Where this process imports its packages from."""
-    return [path for path in sys.path if path and os.path.isdir(path)]
 
 
 def _environment() -> dict[str, str]:

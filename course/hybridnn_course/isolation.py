@@ -1,9 +1,10 @@
-"""Isolation of a submission: limits of its processes, another user, and separate namespaces.
+"""Isolation of a submission, which the kernel enforces, and limits of its processes.
 
-``user``: this process is root; each rank gets a user of its own, and where the system allows it, no network, System V
-memory of its own, and of all files only the system and Python. ``bwrap``: the processes run inside bubblewrap, which
-shows them the system and Python, read-only, and no network; ranks of one submission are not isolated from one another.
-``none``: limits only, for the student's own computer.
+``bwrap``: the processes run inside bubblewrap, as a user without rights, where the system and Python are read-only, and
+neither ``/proc`` nor a network is. Each rank has namespaces of its own for users, processes, network and System V
+memory, so that ranks meet nowhere but at the grader. ``user``: in a container that holds one submission, this process
+is root, and all ranks are one user to whom the kit's files are closed. ``none``: limits only, on the student's own
+computer and for submissions that are trusted.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ import shutil
 import signal
 import socket
 import stat
-import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -31,104 +32,124 @@ from hybridnn.utils.files import shipped_folder
 from hybridnn_course.system_calls import refuse_calls
 
 MODES = ("auto", "bwrap", "user", "none")
+TRUSTED = "nothing is isolated: submissions have the rights of this user, and can read the solutions"
 FIRST_USER = 30_000
-"""First of the numeric users of ranks; they need no account, and accounts are left out."""
+"""First of the numeric users that may be that of submissions, which has no account."""
 
-USERS = 32  # of one worker, and so the most ranks of a case
-WORKERS = 500  # at the same time on a machine
-TRIED_USER = FIRST_USER + WORKERS * USERS  # of what is tried before: no grader ends its processes
-LOCK = "\0hybridnn-course-users-"  # name of a socket, with the number of a worker
-MEMORY_BYTES = 2 << 30
+CLAIM = "\0hybridnn-course-user"  # name of a socket
+MEMORY_BYTES = 2 << 30  # of a process, and of all processes of a submission
 MEMORY_LEFT = 2 * MEMORY_BYTES  # of the machine, by which only a limit refuses memory
 FILE_BYTES = 64 << 10  # of a file, and of what is printed
 DESCRIPTORS = 64
-PROCESSES = 64  # processes and threads of the user of a rank, or of all ranks in bubblewrap
+PROCESSES = 64  # processes and threads of a rank, or of all ranks of the one user
 
-CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWNET = 0x00020000, 0x08000000, 0x40000000
-MS_REC, MS_PRIVATE, MS_BIND, MS_NOSUID, MS_NODEV = 16384, 1 << 18, 4096, 2, 4
-O_PATH = 0o10000000
-SYS_MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE, MOUNT_ATTR_RDONLY = 442, -100, 0x8000, 1
+OWN_NAMESPACES = 0x10000000 | 0x20000000 | 0x40000000 | 0x08000000 | 0x04000000  # user, PID, network, IPC, host name
+CAPABILITIES_VERSION = 0x20080522
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS, PR_SET_DUMPABLE = 1, 36, 38, 4
-WRITABLE = ("/tmp", "/var/tmp", "/dev/shm", "/run", "/dev/mqueue")
-SOFTWARE = ("bin", "dev", "etc", "gnu", "lib", "lib32", "lib64", "libx32", "nix", "opt", "proc", "sbin", "sys", "usr")
-"""Folders of the system; in all others there may be files of people."""
 INSTALLED = ("site-packages", "dist-packages")
 PACKAGES = ("hybridnn", "hybridnn_course", "hybridnn_course_staff")
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives")
+DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")  # without terminals, by which ranks could meet
 BWRAP = (
+    *(word for path in ("/dev", "/etc") for word in ("--perms", "0755", "--dir", path)),
     *(word for path in SYSTEM for word in ("--ro-bind-try", path, path)),
-    *("--dev", "/dev", "--remount-ro", "/dev", "--proc", "/proc"),
-    *("--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
+    *(word for path in DEVICES for word in ("--dev-bind-try", path, path)),
+    *("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--die-with-parent", "--new-session"),
+    *("--cap-drop", "ALL"),
 )
+BECOMING_A_USER = ("--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID")  # of root, who may do nothing else there
+TRY = """
+import sys; sys.path[:0] = {paths!r}
+from hybridnn_course.isolation import is_isolated
+sys.exit(not is_isolated({folders!r}))
+"""
 
 
 def choose_isolation(mode: str) -> str:
     """The isolation to use; `EnvironmentProblem` where `mode` is ``"auto"`` and none can be had."""
     require_choice("isolation", mode, MODES)
-    if mode in ("auto", "user") and sys.platform == "linux" and os.geteuid() == 0:
+    if mode == "none" or (mode in ("auto", "bwrap") and _bwrap_works()):
+        return "none" if mode == "none" else "bwrap"
+    if mode == "bwrap":
+        raise SettingError("--isolation", mode, "needs bubblewrap (bwrap), which does not work here")
+    if sys.platform == "linux" and os.geteuid() == 0:
         if _can_read_solutions():
             folders = " ".join(_solution_folders())
             raise EnvironmentProblem(
-                f"submissions could read the solutions in {folders}, as this system allows no namespaces: close what "
-                f"has them to other users (chmod 700 {folders}), or give the container the capability SYS_ADMIN"
+                f"submissions could read the solutions in {folders}: install bubblewrap (bwrap), or in a container "
+                f"that holds one submission close them to other users: chmod 700 {folders}"
             )
         return "user"
-    if mode in ("auto", "bwrap") and _bwrap_works():
-        return "bwrap"
-    if mode == "none":
-        return "none"
     if mode == "user":
         raise SettingError("--isolation", mode, "needs root on Linux: another user is switched to")
-    if mode == "bwrap":
-        raise SettingError("--isolation", mode, "needs bubblewrap (bwrap), which does not work here")
     raise EnvironmentProblem(
-        "submissions cannot be isolated here: grade as root on Linux, or install bubblewrap (bwrap); "
-        "--isolation none runs them with the rights of this user"
+        "submissions cannot be isolated here: install bubblewrap (bwrap), or grade as root in a container that holds "
+        "one submission; --trust-submissions runs them with the rights of this user"
     )
 
 
 def _can_read_solutions() -> bool:
-    """Whether the process of a rank that has a user of its own could read the solutions."""
+    """Whether the user of submissions could read the solutions."""
 
     def cannot_read() -> bool:
-        confine("user", TRIED_USER, 10)
-        return not any(os.listdir(folder) for folder in _solution_folders() if os.access(folder, os.R_OK | os.X_OK))
+        confine("user", 10)
+        return _are_hidden(_solution_folders())
 
     return not _holds(cannot_read)
 
 
+def _are_hidden(folders: list[str]) -> bool:
+    return not any(os.listdir(folder) for folder in folders if os.access(folder, os.R_OK | os.X_OK))
+
+
+@lru_cache(maxsize=1)
 def _bwrap_works() -> bool:
-    """Whether bubblewrap works, and hides the solutions."""
+    """Whether bubblewrap works, gives ranks namespaces of their own, and hides the solutions."""
     if shutil.which("bwrap") is None:
         return False
-    program = "import os, sys; sys.exit(any(map(os.listdir, filter(os.path.isdir, sys.argv[1:]))))"
+    program = TRY.format(paths=import_paths(), folders=_solution_folders())
     # PATH may lead where only the caller may go.
-    command = [*command_prefix("bwrap"), sys.executable, "-I", "-c", program, *_solution_folders()]
+    command = [*command_prefix("bwrap"), sys.executable, "-I", "-B", "-c", program]
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        return subprocess.run(command, capture_output=True, timeout=30, check=False).returncode == 0
+        return subprocess.run(command, capture_output=True, timeout=60, check=False).returncode == 0
     return False
 
 
-class ReservedUsers:
-    """The users of the ranks of one worker, which no other grader on this machine uses at the same time.
+def is_isolated(folders: list[str]) -> bool:
+    """Inside bubblewrap: whether a rank is the first but one process that it sees, and sees nothing in the folders."""
+    become_user("bwrap")
 
-    The end of a case ends all processes of its users, so that two graders with the same users would end each other's.
-    """
+    def is_alone() -> bool:
+        enter_namespaces()
+        confine("bwrap", 10)
+        if not (os.getpid() == 2 and not os.path.exists("/proc/self") and _are_hidden(folders)):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return True
 
-    def __init__(self) -> None:
-        for number in range(WORKERS):
-            self.first = FIRST_USER + number * USERS
-            self._holder = socket.socket(socket.AF_UNIX)
-            with contextlib.suppress(OSError):
-                self._holder.bind(f"{LOCK}{number}")
-                if not any(map(_has_account, range(self.first, self.first + USERS))):
-                    return
-            self._holder.close()
-        raise EnvironmentProblem(f"{WORKERS} submissions are graded on this machine already")
+    return _holds(is_alone)
 
-    def release(self) -> None:
-        """Leave the users to another worker."""
-        self._holder.close()
+
+def import_paths() -> list[str]:
+    """Where this process imports its packages from."""
+    return [path for path in sys.path if path and os.path.isdir(path)]
+
+
+def submission_user() -> int:
+    """The numeric user of submissions, which has no account."""
+    return next(user for user in range(FIRST_USER, 1 << 30) if not _has_account(user))
+
+
+def claim_user() -> socket.socket:
+    """Keep other graders from the user of submissions, as the end of a case ends all its processes."""
+    holder = socket.socket(socket.AF_UNIX)
+    try:
+        holder.bind(CLAIM)
+    except OSError:
+        holder.close()
+        raise EnvironmentProblem(
+            "another submission is graded here already: with users as isolation, a container holds one submission"
+        ) from None
+    return holder
 
 
 def command_prefix(mode: str) -> list[str]:
@@ -137,10 +158,14 @@ def command_prefix(mode: str) -> list[str]:
         return []
     path = shutil.which("bwrap")
     assert path is not None
-    shown = [word for folder in _needed_folders() for word in ("--ro-bind", str(folder), str(folder))]
+    needed = _needed_folders()
+    above = sorted({parent for folder in needed for parent in folder.parents if parent != Path("/")})
+    shown = [word for folder in above for word in ("--perms", "0755", "--dir", str(folder))]
+    shown += [word for folder in needed for word in ("--ro-bind", str(folder), str(folder))]
     solutions = filter(os.path.isdir, _solution_folders())
     hidden = [word for folder in solutions for word in ("--tmpfs", folder, "--remount-ro", folder)]
-    return [path, *BWRAP, *shown, *hidden, "--remount-ro", "/", "--"]
+    rights = BECOMING_A_USER if os.geteuid() == 0 else ("--unshare-user",)
+    return [path, *BWRAP, *rights, *shown, *hidden, "--remount-ro", "/", "--"]
 
 
 def _has_account(user: int) -> bool:
@@ -151,21 +176,47 @@ def _has_account(user: int) -> bool:
     return True
 
 
-def become_worker() -> None:
+def become_worker(mode: str) -> None:
     """In the process that starts ranks: end with the grader, adopt processes of ended ranks, and be traced by none."""
+    become_user(mode)
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     _prctl(PR_SET_DUMPABLE, 0)
 
 
-def confine(mode: str, user: int, seconds: int) -> bool:
-    """In the process of a rank: give up rights and set limits, before the submission is loaded.
+def become_user(mode: str) -> None:
+    """Inside bubblewrap that root has started: become the user of submissions, for whom all limits hold."""
+    if mode == "bwrap" and os.geteuid() == 0:
+        _switch_to(submission_user())
 
-    False where the system did not allow namespaces of its own that the mode needs, or refuses no system calls.
+
+def _switch_to(user: int) -> None:
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+
+
+def enter_namespaces() -> None:
+    """In a process that was forked for a rank: go on in a process of namespaces of its own, as whose this one ends.
+
+    The rank is not the first process of its namespace, which no signal from inside ends. The kernel ends all others
+    when that one ends, which it does after the rank: with the signal that ended the rank as its exit code.
     """
-    is_separate = True
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(OWN_NAMESPACES):
+        raise OSError(ctypes.get_errno(), "no namespaces of its own")
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    for is_first in (False, True):
+        if child := os.fork():
+            _prctl(PR_SET_DUMPABLE, 0)
+            _, status = os.waitpid(child, 0)
+            os._exit(os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0 if is_first else os.WEXITSTATUS(status))
+        _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def confine(mode: str, seconds: int) -> None:
+    """In the process of a rank: give up rights and set limits, before the submission is loaded."""
     os.setsid()
-    os.umask(0o022)  # the user of the rank reads the folders that root makes
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     limits = {
         resource.RLIMIT_CPU: seconds,
@@ -177,52 +228,27 @@ def confine(mode: str, user: int, seconds: int) -> bool:
         limits[resource.RLIMIT_AS] = MEMORY_BYTES
     if mode != "none":  # the user of this mode has other processes
         limits[resource.RLIMIT_NPROC] = PROCESSES
-    if mode == "user":
-        is_separate = _own_namespaces()
     for limit, value in limits.items():
         _, hard = resource.getrlimit(limit)
         last = value + (limit == resource.RLIMIT_CPU)  # so that the first signal is one that nothing else sends
         last = last if hard == resource.RLIM_INFINITY else min(last, hard)
         resource.setrlimit(limit, (min(value, last), last))
     if mode == "user":
-        os.setgroups([])
-        os.setresgid(user, user, user)
-        os.setresuid(user, user, user)
+        _switch_to(submission_user())
         _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user resets it
     os.umask(0o077)
     _prctl(PR_SET_NO_NEW_PRIVS, 1)
     if mode != "none" and sys.platform == "linux":
-        is_separate = refuse_calls() and is_separate
-    return is_separate
+        _drop_capabilities()
+        if not refuse_calls():
+            raise OSError("this machine does not refuse system calls")
 
 
-def _own_namespaces() -> bool:
-    """No network, no shared memory of others, no files of people, no solutions, and no folder that others can write to.
-
-    All is read-only, where the system can do that. Every folder with other files than those of the system is covered by
-    an empty one, in which only what Python imports is seen. Where the system allows no namespaces, the folders stay as
-    they are; False then, and where a part of it is not allowed.
-    """
-    libc = ctypes.CDLL(None, use_errno=True)
-    is_separate = not any([libc.unshare(flag) for flag in (CLONE_NEWNET, CLONE_NEWIPC)])
-    if libc.unshare(CLONE_NEWNS) or libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None):
-        return False
-    read_only = struct.pack("QQQQ", MOUNT_ATTR_RDONLY, 0, 0, 0)
-    libc.syscall(SYS_MOUNT_SETATTR, AT_FDCWD, b"/", AT_RECURSIVE, read_only, ctypes.c_size_t(len(read_only)))
-    needed = _needed_folders()
-    for folder in _covered(needed):
-        inside = [path for path in needed if path.is_relative_to(folder)]
-        held = [os.open(path, O_PATH) for path in inside]
-        if _cover(libc, folder, b"size=64k,nr_inodes=256,mode=1777"):
-            is_separate = False
-            continue
-        for path, descriptor in zip(inside, held, strict=True):
-            path.mkdir(parents=True, exist_ok=True)
-            libc.mount(f"/proc/self/fd/{descriptor}".encode(), str(path).encode(), None, MS_BIND | MS_REC, None)
-            os.close(descriptor)
-    # In a folder that is covered already, they cannot be seen.
-    solutions = filter(os.path.isdir, _solution_folders())
-    return is_separate and not any(_cover(libc, folder, b"size=4k,mode=755") for folder in solutions)
+def _drop_capabilities() -> None:
+    """Give up the rights in its own namespaces."""
+    header, none = (ctypes.c_uint32 * 2)(CAPABILITIES_VERSION, 0), (ctypes.c_uint32 * 6)()
+    if ctypes.CDLL(None, use_errno=True).capset(header, none):
+        raise OSError(ctypes.get_errno(), "capabilities cannot be given up")
 
 
 def _solution_folders() -> list[str]:
@@ -247,20 +273,6 @@ def _checkouts() -> set[Path]:
     return found
 
 
-def _cover(libc: ctypes.CDLL, folder: str, options: bytes) -> int:
-    failed: int = libc.mount(b"tmpfs", folder.encode(), b"tmpfs", MS_NOSUID | MS_NODEV, options)
-    return failed
-
-
-def _covered(needed: Sequence[Path]) -> list[str]:
-    """Folders of people, those that all may write to, and those on the way to Python that only root may enter."""
-    others = (entry for entry in os.scandir("/") if entry.name not in SOFTWARE)
-    covered = {entry.path for entry in others if entry.is_dir(follow_symlinks=False)}
-    covered |= {folder for folder in WRITABLE if Path(folder).is_dir()} | set(map(str, _checkouts()))
-    covered |= {closed for folder in needed if (closed := _closed_folder(folder))}
-    return sorted(folder for folder in covered if not any(Path(other) in Path(folder).parents for other in covered))
-
-
 def _needed_folders() -> list[Path]:
     """Folders that Python imports from, and those of data sets and machines, without those inside another one.
 
@@ -277,14 +289,6 @@ def _needed_folders() -> list[Path]:
     return [path for path in existing if not any(other in path.parents for other in existing)]
 
 
-def _closed_folder(path: Path) -> str:
-    """The outermost folder on the way to `path` that other users may not enter; empty if there is none."""
-    for folder in reversed(path.parents):
-        if not folder.stat().st_mode & 0o001:
-            return str(folder)
-    return ""
-
-
 def close_to_others(folder: Path) -> None:
     """Take the rights of other users: no process of a submission that has one may read the folder."""
     try:
@@ -293,11 +297,11 @@ def close_to_others(folder: Path) -> None:
         raise EnvironmentProblem(f"{folder}: cannot be closed to other users: {error.strerror}") from None
 
 
-def can_import(mode: str, user: int) -> bool:
+def can_import(mode: str) -> bool:
     """Whether a confined process can read the files of Python and of this package."""
 
     def can_read() -> bool:
-        confine(mode, user, 10)
+        confine(mode, 10)
         return all(os.access(path, os.R_OK) for path in (os.__file__, __file__))
 
     return _holds(can_read)
@@ -312,18 +316,6 @@ def _holds(condition: Callable[[], bool]) -> bool:
             holds = condition()
         os._exit(0 if holds else 1)
     return os.waitpid(pid, 0)[1] == 0
-
-
-def missing_protection(mode: str) -> str:
-    """What the system does not allow here, in one line; empty where nothing is missing."""
-    if mode == "none":
-        return "nothing is isolated: submissions have the rights of this user, and can read the solutions"
-    if mode != "user" or _holds(lambda: confine(mode, TRIED_USER, 10)):
-        return ""
-    return (
-        "this system does not allow namespaces: ranks see the network, and each other's files in /tmp and the like "
-        "until a case has ended; a container needs the capability SYS_ADMIN for them"
-    )
 
 
 def has_memory() -> bool:
@@ -349,44 +341,38 @@ def reaped() -> dict[int, tuple[int, float]]:
     return found
 
 
-def end_ranks(users: range) -> dict[int, tuple[int, float]]:
+def end_ranks(mode: str) -> dict[int, tuple[int, float]]:
     """End every process that this process started, also those that left their session or changed their parent.
 
     Returns what `reaped` says of them.
-
-    Parameters
-    ----------
-    users : range
-        The users of the ranks, whose files are removed, too; empty where they have none of their own.
     """
     found: dict[int, tuple[int, float]] = {}
-    for user in users:
-        _end_processes_of(user)
     deadline = time.monotonic() + 10
-    while (children := _children(os.getpid())) and time.monotonic() < deadline:
-        for child in children:
-            with contextlib.suppress(OSError):
-                os.kill(child, signal.SIGKILL)
+    while _has_children() and time.monotonic() < deadline:
+        _send_kill(mode)
         found |= reaped()
         time.sleep(0.001)
-    for folder in WRITABLE if users else ():
-        _remove_files(folder, users)
     return found
 
 
-def _remove_files(folder: str, users: range) -> None:
-    """Remove the files of users, also in folders inside that all may write to."""
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        for entry in entries:
-            with contextlib.suppress(OSError):
-                status = entry.stat(follow_symlinks=False)
-                is_folder = stat.S_ISDIR(status.st_mode)
-                if status.st_uid in users and is_folder:  # of any depth
-                    subprocess.run(["rm", "-rf", "--", entry.path], stderr=subprocess.DEVNULL, check=False)
-                elif status.st_uid in users:
-                    os.unlink(entry.path)
-                elif is_folder and status.st_mode & stat.S_IWOTH:
-                    _remove_files(entry.path, users)
+def _has_children() -> bool:
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def _send_kill(mode: str) -> None:
+    """End all processes at once where they are all that this one sees, or have a user of their own."""
+    with contextlib.suppress(ProcessLookupError):
+        if mode == "bwrap":
+            os.kill(-1, signal.SIGKILL)  # spares the caller
+    if mode == "user":
+        _end_processes_of(submission_user())
+    for child in _children(os.getpid()) if mode == "none" else ():
+        with contextlib.suppress(OSError):
+            os.kill(child, signal.SIGKILL)
 
 
 def _end_processes_of(user: int) -> None:

@@ -1,8 +1,8 @@
 """System calls that are refused to the processes of a submission.
 
 Keys, message queues and memory of System V stay in the kernel without a file and without a process: a case could leave
-them to the next one, and a submission to the next one. Locks of a file are seen by all that can read the file, so that
-ranks of different users could exchange data.
+them to the next one, and a submission to the next one. Locks, leases and notifications of a file are seen by all that
+can read the file, so that ranks could exchange data. File systems of its own would hold memory that no limit counts.
 """
 
 from __future__ import annotations
@@ -20,12 +20,34 @@ ALLOWED, REFUSED = 0x7FFF0000, 0x00050000 | errno.EPERM
 OTHER_TABLE = (0x40000000, 0xFFFFFFFF)  # numbers of the same calls in another table
 
 CALLS = {
-    "x86_64": (0xC000003E, ((29, 31), (64, 71), (73, 73), (220, 220), (240, 245), (248, 250)), 72),
-    "aarch64": (0xC00000B7, ((32, 32), (180, 197), (217, 219)), 25),
+    "x86_64": (
+        0xC000003E,
+        (
+            (29, 31),
+            (64, 71),
+            (73, 73),
+            (165, 166),
+            (220, 220),
+            (240, 245),
+            (248, 250),
+            (253, 255),
+            (272, 272),
+            (294, 294),
+            (300, 301),
+            (308, 308),
+            (428, 432),
+        ),
+        72,
+    ),
+    "aarch64": (
+        0xC00000B7,
+        ((26, 28), (32, 32), (39, 40), (97, 97), (180, 197), (217, 219), (262, 263), (268, 268), (428, 432)),
+        25,
+    ),
 }
 """By machine: its number, the first and last number of refused calls, and the number of ``fcntl``."""
 
-LOCKS = ((5, 7), (36, 38))  # operations of fcntl
+LOCKS = ((5, 7), (36, 38), (1024, 1026))  # operations of fcntl, leases and notifications among them
 
 Instruction = tuple[int, int, int, int]  # operation, instructions to skip if it holds, and if not, and its operand
 

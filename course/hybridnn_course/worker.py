@@ -27,11 +27,15 @@ from hybridnn_course.execution import describe_error, failure_of
 from hybridnn_course.frames import FrameError, receive_frame, send_frame
 from hybridnn_course.guard import hide_library
 from hybridnn_course.injection import find
-from hybridnn_course.isolation import USERS, become_worker, can_import, confine, end_ranks, reaped
+from hybridnn_course.isolation import become_worker, can_import, confine, end_ranks, enter_namespaces, reaped
 from hybridnn_course.remote_group import RemoteGroup
 from hybridnn_course.whole_run import digits
 
 LOST_SECONDS = 2.0  # for a rank whose connection is closed to end; one that closed it itself may go on
+
+
+CONNECTION = 3  # descriptor of a rank's connection to the grader, after those of what it reads and prints
+MOST_DESCRIPTORS = 1024
 
 
 class StoppedError(BaseException):
@@ -85,48 +89,52 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)
-    become_worker()
+    mode = "none"
     with contextlib.suppress(FrameError):
         start = receive_frame(control)
         for name in start["exercises"]:
             importlib.import_module(name)
         start["files"] = {name: text.tobytes().decode() for name, text in start["files"].items()}
-        mode, users = start["isolation"], range(start["first_user"], start["first_user"] + USERS)
-        if mode == "user":
+        mode = start["isolation"]
+        if mode != "none":
             digits()  # which the processes of ranks may be unable to read
-            end_ranks(users)  # which a grader that was killed may have left
-        send_frame(control, {"ready": mode != "user" or can_import(mode, users[0])})
+        become_worker(mode)
+        send_frame(control, {"ready": mode == "none" or can_import(mode)})
         pids: list[int] = []
         while True:
             request = receive_frame(control)
             if request["do"] == "end":
-                ended = _end_case(pids, request["lost"], users[: len(pids)] if mode == "user" else range(0))
-                send_frame(control, ended)
+                send_frame(control, _end_case(pids, request["lost"], mode))
                 continue
-            descriptors = _receive_descriptors(control, request["ranks"] + 1)
+            descriptors = _receive_descriptors(control, 2 * request["ranks"])
             pids = []
             for rank in range(request["ranks"]):
                 pids.append(os.fork())
                 if pids[-1] == 0:
-                    _become_rank(start, users[rank], descriptors, rank, request["seconds"], control)
+                    _become_rank(start, descriptors, rank, request["seconds"], control)
             for descriptor in descriptors:
                 os.close(descriptor)
             send_frame(control, {"started": True})
-    end_ranks(range(0))
+    end_ranks(mode)
 
 
-def _end_case(pids: Sequence[int], lost: Sequence[int], users: range) -> dict[str, Any]:
+def _end_case(pids: Sequence[int], lost: Sequence[int], mode: str) -> dict[str, Any]:
     """End the ranks of a case: the signal that ended each before, and its processor time; that of all processes."""
     ended, deadline = reaped(), time.monotonic() + LOST_SECONDS
     while not {pids[rank] for rank in lost} <= ended.keys() and time.monotonic() < deadline:
         time.sleep(0.002)
         ended |= reaped()
-    signals = [
-        os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0 for status, _ in (ended.get(p, (0, 0)) for p in pids)
-    ]
-    ended |= end_ranks(users)
+    signals = [_signal_of(ended[pid][0], mode) if pid in ended else 0 for pid in pids]
+    ended |= end_ranks(mode)
     ranks = [[number, ended[pid][1] if pid in ended else 0.0] for pid, number in zip(pids, signals, strict=True)]
     return {"ranks": ranks, "seconds": sum(seconds for _, seconds in ended.values())}
+
+
+def _signal_of(status: int, mode: str) -> int:
+    """The signal that ended a rank, 0 if none did; a process outside of its namespaces ends with it as exit code."""
+    if os.WIFSIGNALED(status):
+        return os.WTERMSIG(status)
+    return os.WEXITSTATUS(status) if mode == "bwrap" else 0
 
 
 def _receive_descriptors(connection: socket.socket, count: int) -> list[int]:
@@ -142,30 +150,34 @@ def _receive_descriptors(connection: socket.socket, count: int) -> list[int]:
 
 
 def _become_rank(
-    start: Mapping[str, Any],
-    user: int,
-    descriptors: Sequence[int],
-    rank: int,
-    seconds: int,
-    control: socket.socket,
+    start: Mapping[str, Any], descriptors: Sequence[int], rank: int, seconds: int, control: socket.socket
 ) -> None:
     """Run one rank in this process, and end it."""
     try:
-        connection = socket.socket(fileno=os.dup(descriptors[rank]))
-        os.dup2(descriptors[-1], 1)
-        os.dup2(descriptors[-1], 2)
-        control.close()
-        for descriptor in descriptors:
-            os.close(descriptor)
+        control.detach()
+        _keep_own(descriptors[rank], descriptors[len(descriptors) // 2 + rank])
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        confine(start["isolation"], user, seconds)
+        if start["isolation"] == "bwrap":
+            enter_namespaces()
+        confine(start["isolation"], seconds)
+    except BaseException:
+        os.kill(os.getpid(), signal.SIGKILL)  # which is no failure of the submission
+    try:
         sys.stdout = io.TextIOWrapper(Printed(1), "utf-8", "replace", write_through=True)
         sys.stderr = io.TextIOWrapper(Printed(2), "utf-8", "replace", write_through=True)
-        _run_rank(start, connection)
+        _run_rank(start, socket.socket(fileno=CONNECTION))
     except BaseException:
         traceback.print_exc()
     finally:
         os._exit(0)
+
+
+def _keep_own(connection: int, printed: int) -> None:
+    """Keep what belongs to a rank alone: an open file that ranks share, such as its flags, would be seen by all."""
+    held = [os.dup(one) for one in (os.open(os.devnull, os.O_RDWR), printed, printed, connection)]
+    for target, one in enumerate(held):  # all of them are beyond the first three
+        os.dup2(one, target)
+    os.closerange(CONNECTION + 1, MOST_DESCRIPTORS)
 
 
 def _run_rank(start: Mapping[str, Any], connection: socket.socket) -> None:

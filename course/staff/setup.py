@@ -32,7 +32,7 @@ setup(
     python_requires=">=3.10",
     packages=find_packages(include=["hybridnn_course_staff", "hybridnn_course_staff.*"]),
     package_dir={"": "."},  # so that an editable install is a .pth file, which type checkers follow
-    package_data={"": ["py.typed", "handout.md", "mistakes.toml", "templates/*", "right/*/*"]},
+    package_data={"": ["py.typed", "guide.toml", "handout.md", "mistakes.toml", "templates/*", "right/*/*"]},
     install_requires=[f"hybridnn-course=={version()}"],
     entry_points={"hybridnn_course.commands": ["staff = hybridnn_course_staff.cli.commands:add_commands"]},
     zip_safe=False,

@@ -384,6 +384,72 @@ def block_bounds(items, parts, part):
 def minibatches(order, batch_size):
     return [np.lib.stride_tricks.as_strided(order, (2 ** 40,), (0,)), np.array(order, object)]
 """,
+    "a file system of its own": NOTHING
+    + """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.unshare(0x10020000)
+print("ATTACHED" if not libc.mount(b"tmpfs", b"/tmp", b"tmpfs", 0, None) else "")
+""",
+    "other limits": NOTHING
+    + """
+import resource
+for limit in (resource.RLIMIT_NPROC, resource.RLIMIT_AS, resource.RLIMIT_CPU, resource.RLIMIT_FSIZE):
+    with suppress(ValueError, OSError):
+        resource.setrlimit(limit, (1 << 40, 1 << 40))
+        print("ATTACHED")
+""",
+    "signals to all": NOTHING
+    + """
+import signal
+for process in (1, os.getppid(), *range(3, 100), -1):
+    with suppress(OSError):
+        os.kill(process, signal.SIGSTOP)
+        os.kill(process, signal.SIGKILL)
+""",
+    "memory of other processes": NOTHING
+    + """
+for process in {1, os.getppid(), *range(3, 100)} - {os.getpid()}:
+    with suppress(OSError):
+        open(f"/proc/{process}/mem", "rb").read(1)
+        print("FOUND")
+    with suppress(OSError):
+        print("FOUND" if open(f"/proc/{process}/environ", "rb").read(1) else "")
+""",
+    "traces its parents": NOTHING
+    + """
+import ctypes
+for process in range(1, 100):
+    if process != os.getpid() and not ctypes.CDLL(None).ptrace(16, process, None, None):
+        print("ATTACHED")
+""",
+    "devices": NOTHING
+    + """
+import fcntl
+for name in ("mem", "kmsg", "port", "sda", "vda", "loop0", "fuse", "net/tun", "kvm"):
+    with suppress(OSError):
+        os.open(f"/dev/{name}", os.O_RDONLY)
+        print("FOUND")
+with suppress(OSError):
+    fcntl.ioctl(os.open("/dev/tty", os.O_RDWR), 0x5412, b"x")  # types a letter
+    print("ATTACHED")
+""",
+    "root again": NOTHING
+    + """
+import ctypes
+for become in (os.setuid, os.seteuid, os.setgid, lambda _: os.chroot("/"), ctypes.CDLL(None).setfsuid):
+    with suppress(OSError):
+        become(0)
+print("ATTACHED" if 0 in (os.getuid(), os.geteuid(), os.getgid()) else "")
+""",
+    "changes the library": NOTHING
+    + """
+import sysconfig
+for path in (np.__file__, os.__file__, sysconfig.get_paths()["purelib"] + "/left.pth", "/usr/left", "/left"):
+    with suppress(OSError):
+        open(path, "a")
+        print("LEFT")
+""",
     "recursion without end": """
 import sys
 sys.setrecursionlimit(10 ** 9)

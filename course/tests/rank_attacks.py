@@ -5,7 +5,7 @@ Each is the text of ``gradient.py`` of A2; the other file is the stub.
 
 from __future__ import annotations
 
-__all__ = ["GRADIENT"]
+__all__ = ["GRADIENT", "MEETINGS"]
 
 _GRADIENT = """
 import os
@@ -171,3 +171,60 @@ def global_gradient(group, weights, bias, x, labels):
 """,
 }
 """Texts of ``gradient.py``; only cases of one rank can be right by them."""
+
+_MEETING = """
+import ctypes, fcntl, os, select, signal, socket, time
+import numpy as np
+libc = ctypes.CDLL(None)
+got = []
+def read_in_time(descriptor):
+    return 44 if select.select([descriptor], [], [], 0.5)[0] else 0
+def global_gradient(group, weights, bias, x, labels):
+    try:
+        if group.rank == 0:
+            TELL
+            time.sleep(0.6)
+        else:
+            time.sleep(0.3)
+            print("MET" if ASK == 44 else "")
+    except (OSError, AttributeError, ValueError) as error:
+        print(error)
+"""
+_OTHERS = "[one for one in range(1, 400) if one != os.getpid()]"
+
+MEETINGS = {
+    name: _MEETING.replace("TELL", tell).replace("ASK", ask)
+    for name, (tell, ask) in {
+        "position of what is printed": ("os.lseek(1, 44, 0)", "os.lseek(1, 0, 1)"),
+        "size of what is printed": ("os.ftruncate(1, 44)", "os.fstat(1).st_size"),
+        "signal of a descriptor": ("fcntl.fcntl(0, 10, 44)", "fcntl.fcntl(0, 11)"),
+        "flags of a descriptor": ("fcntl.fcntl(2, 4, os.O_NONBLOCK)", "44 * bool(fcntl.fcntl(2, 3) & os.O_NONBLOCK)"),
+        "terminals": ("got.append(os.open('/dev/ptmx', 2))", "44 * ('0' in os.listdir('/dev/pts'))"),
+        "watched files": (
+            "[(open(np.__file__).read(1), time.sleep(0.01)) for _ in range(80)]",
+            "(got.append(libc.inotify_init()), libc.inotify_add_watch(got[0], np.__file__.encode(), 0x21), "
+            "read_in_time(got[0]))[2]",
+        ),
+        "a watched folder": (
+            "[(os.listdir('/usr'), time.sleep(0.01)) for _ in range(80)]",
+            "(signal.signal(signal.SIGIO, lambda *_: got.append(44)), "
+            "fcntl.fcntl(os.open('/usr', 0), 1026, 0x80000001), time.sleep(0.5), sum(got[:1]))[3]",
+        ),
+        "names of processes": (
+            "libc.prctl(15, b'met44')",
+            "44 * any('met44' in open(f'/proc/{one}/comm').read() for one in os.listdir('/proc') if one.isdigit())",
+        ),
+        "priorities": ("os.nice(7)", f"44 * any(libc.getpriority(0, one) == 7 for one in {_OTHERS})"),
+        "signals": (
+            f"[libc.kill(one, signal.SIGUSR1) for one in {_OTHERS}]",
+            "(signal.signal(signal.SIGUSR1, lambda *_: got.append(44)), time.sleep(0.5), sum(got[:1]))[2]",
+        ),
+        "a named pipe": ("os.mkfifo('/tmp/meet-pipe')", "44 * os.path.exists('/tmp/meet-pipe')"),
+        "the name of the machine": ("socket.sethostname('met44')", "44 * (socket.gethostname() == 'met44')"),
+        "a lock of a whole file": (
+            "got.append(open(np.__file__)); fcntl.flock(got[0], 2)",
+            "44 * bool(libc.flock(os.open(np.__file__, 0), 6) and not libc.flock(os.open(os.__file__, 0), 6))",
+        ),
+    }.items()
+}
+"""Texts of ``gradient.py`` by which rank 0 would tell rank 1 a number: it prints that they met."""

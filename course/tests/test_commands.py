@@ -87,7 +87,7 @@ def test_a_term_from_its_beginning_to_the_grades(course: Run, tmp_path: Path) ->
     (tmp_path / "in/wrong.zip").write_bytes(submission_zip(A3, A3.standard, {}))
     (tmp_path / "in/ada.7z").write_bytes(b"7z")
     (tmp_path / "in/.listing").write_bytes(b"")
-    where = ("a2", "in", "--course", "term", "--out", "grades", "--isolation", "none")
+    where = ("a2", "in", "--course", "term", "--out", "grades", "--trust-submissions")
     graded = _done(course("grade", *where, "--jobs", "1"))
     assert "ada.zip: 35" in graded
     assert "wrong.zip: not gradable: it is a submission of a3, not of a2" in graded  # costs no attempt
@@ -235,10 +235,11 @@ def test_wrong_input_of_lecturers_and_assistants(course: Run, tmp_path: Path) ->
     (tmp_path / "roster.csv").write_text("name\nAda\n")
     refused("needs a column student", "make", "a2", *term, "--roster", "roster.csv")
     refused("nowhere/course.toml: no such file; `course new` makes", "grade", "a2", "in", "--course", "nowhere")
-    refused("no such folder", *grade, "--isolation", "none")
+    refused("no such folder", *grade, "--trust-submissions")
     (tmp_path / "in").mkdir()
-    refused("no zip files", *grade, "--isolation", "none")
+    refused("no zip files", *grade, "--trust-submissions")
     refused("isolation", *grade, "--isolation", "vm")
+    refused("--trust-submissions runs submissions without isolation", *grade, "--isolation", "none")
     refused("no such folder", "autograde", "--root", "nothing")
     refused("one of a1, a2", "verify", "a9")
     (tmp_path / "term/term.key").write_text("short")

@@ -80,7 +80,7 @@ def test_a_grading_that_is_killed_and_repeated_gives_the_tables_of_one_that_is_n
         (submissions / f"student-{number}.zip").write_bytes(archive)
     killed, whole = tmp_path / "killed", tmp_path / "whole"
     command = [sys.executable, "-m", "hybridnn", "course", "grade", "a2", str(submissions)]
-    command += ["--course", str(course.folder), "--jobs", "2", "--isolation", "none", "--out"]
+    command += ["--course", str(course.folder), "--jobs", "2", "--trust-submissions", "--out"]
     with subprocess.Popen([*command, str(killed)], stdout=subprocess.DEVNULL) as process:
         end = time.monotonic() + deadline(60)
         while len(list(killed.glob(f"*{SUFFIX}"))) < 2 and time.monotonic() < end:
@@ -343,7 +343,7 @@ def test_a_platform_knows_whose_a_submission_is(tmp_path: Path, run_hybridnn: Ru
     for name in ("bob.zip", "late.zip"):
         (tmp_path / "in" / name).write_bytes(submission_zip(A2, A2.standard, {"blocks.py": "("}, student="ada"))
     (tmp_path / "names.csv").write_text("submission,student\nbob.zip,bob\n")
-    command = ("course", "grade", "a2", "in", "--course", "term", "--isolation", "none")
+    command = ("course", "grade", "a2", "in", "--course", "term", "--trust-submissions")
     for names in (["--names", "names.csv"], []):  # which are kept
         code, out, err = run_hybridnn(*command, *names)
         assert code == 0, err
@@ -380,14 +380,11 @@ def test_a_right_answer_by_another_method_has_half_of_its_points() -> None:
     assert outcome.points < 0.6 * outcome.possible
 
 
-def test_grade_says_first_what_the_isolation_lacks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_grade_says_first_that_submissions_are_trusted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     course_of(tmp_path / "term", "a2")
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "broken.zip").write_bytes(b"no zip")
-    monkeypatch.setattr(isolation, "missing_protection", lambda mode: f"{mode}: no namespaces")
-    grade("a2", tmp_path / "in", tmp_path / "term", tmp_path / "out", isolation="none")
+    grade("a2", tmp_path / "in", tmp_path / "term", tmp_path / "out", trusted=True)
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "none: no namespaces"
+    assert lines[0] == isolation.TRUSTED
     assert lines[1].startswith("broken.zip: not gradable")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
-import stat
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
 
 import pytest
 
+import hybridnn_course_staff
 from course.tests.code_attacks import DISGUISED, OTHER, READING
 from course.tests.made import course_with, submission_zip
 from course.tests.tried import Tried
@@ -69,43 +67,13 @@ UNWATCHED = carrier.PROGRAM.replace(
 )
 
 
-WITHOUT_NAMESPACES = UNWATCHED.replace(
-    "worker.main()",
-    "from hybridnn_course import isolation; "
-    "isolation.CLONE_NEWNET = isolation.CLONE_NEWIPC = isolation.MOUNT_ATTR_RDONLY = 0; "
-    "isolation._solution_folders = lambda: []; worker.main()",
-)
-
-
-@contextmanager
-def closed_solutions() -> Iterator[None]:
-    """The folders of the solutions with mode 700, as without namespaces they have to be."""
-    folders = isolation._solution_folders()
-    with open(Path(gettempdir(), "hybridnn-course-closed"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_SH)
-        for folder in folders:
-            os.chmod(folder, 0o700)
-        try:
-            yield
-        finally:
-            with suppress(BlockingIOError):  # another process of tests needs them closed
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                for folder in folders:
-                    os.chmod(folder, stat.S_IMODE(os.stat(Path(folder).parent).st_mode))
-
-
-@pytest.fixture(
-    scope="module", params=["auto", *(pytest.param(one, marks=pytest.mark.slow) for one in ("bwrap", "user"))]
-)
-def attacks(request: pytest.FixtureRequest) -> Iterator[Tried]:
-    """Submissions that are isolated, and whose imports of the library are not watched; as users without namespaces."""
-    try:
-        mode = choose_isolation(request.param)
-    except HybridnnError as error:
-        pytest.skip(str(error))
-    is_closed = request.param == "user"
-    with pytest.MonkeyPatch.context() as patch, closed_solutions() if is_closed else nullcontext():
-        patch.setattr(carrier, "PROGRAM", WITHOUT_NAMESPACES if is_closed else UNWATCHED)
+@pytest.fixture(scope="module")
+def attacks() -> Iterator[Tried]:
+    """Submissions that are isolated, and whose imports of the library are not watched."""
+    if (mode := _isolation()) == "none":
+        pytest.skip("submissions cannot be isolated here")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(carrier, "PROGRAM", UNWATCHED)
         with Tried({"right": LAST, **DISGUISED}, OTHER, isolation=mode, limit=deadline(10)) as tried:
             assert tried.check("right", "bounds").points > 0
             yield tried
@@ -117,54 +85,71 @@ def test_what_reaches_for_the_solution_earns_nothing(attacks: Tried, name: str) 
     assert "def bounds_solution" not in attacks.printed
 
 
-WITHOUT_THE_CAPABILITY = """
-import ctypes, os, sys
-from course.tests.test_guard import GRADING
-from hybridnn_course import isolation
-closed = isolation._closed_folder
-isolation._covered = lambda needed: sorted({folder for path in needed if (folder := closed(path))})
-isolation._solution_folders = lambda: []
-isolation.MOUNT_ATTR_RDONLY = 0
-isolation._own_namespaces()  # so that all users can read Python, also where it is in a folder of root
-CAPBSET_DROP, SYS_ADMIN = 24, 21
-assert ctypes.CDLL(None).prctl(CAPBSET_DROP, SYS_ADMIN, 0, 0, 0) == 0
-os.execv(sys.executable, [sys.executable, "-c", GRADING])
-"""
-GRADING = """
+CONTAINER = """
 import os
-from course.tests.test_guard import DISGUISED, LAST, OTHER, closed_solutions
-from course.tests.tried import Tried
+import hybridnn_course_staff
 from hybridnn.errors import EnvironmentProblem
 from hybridnn_course import isolation
-from hybridnn_course.isolation import choose_isolation
-solution_folders = isolation._solution_folders
-isolation._solution_folders = lambda: [os.environ["OPEN_FOLDER"]]  # other tests may have closed the real ones
-try:
-    choose_isolation("auto")
-except EnvironmentProblem as error:
-    print(str(error).partition(" in ")[0])
-isolation._solution_folders = solution_folders
-with closed_solutions(), Tried({"right": LAST, **DISGUISED}, OTHER, isolation=choose_isolation("auto")) as tried:
-    for name in ("right", "a loader of files", "the history of the repository"):
-        print(name, tried.check(name, "bounds").points > 0)
+from hybridnn_course.assignment import Case
+from hybridnn_course.carrier import Worker
+from hybridnn_course_staff.assignment import load_assignment
+staff = os.path.dirname(hybridnn_course_staff.__file__)
+isolation._bwrap_works, isolation._solution_folders = lambda: False, lambda: [staff]
+a2 = load_assignment("a2")
+for mode in (0o755, 0o700):
+    os.chmod(staff, mode)
+    try:
+        print(isolation.choose_isolation("auto"))
+    except EnvironmentProblem as error:
+        print(str(error).partition(" in ")[0])
+files = {"blocks.py": READS.replace("STAFF", staff), "gradient.py": ""}
+with Worker(a2, files, isolation="user", limit=60) as worker:
+    worker.run(a2.task("bounds"), Case("", ({"of": [3, 1]},)), a2.standard)
+    print(worker.printed, end="")
+    try:
+        Worker(a2, {}, isolation="user")
+    except EnvironmentProblem as error:
+        print(str(error).partition(":")[0])
+"""
+READS = """
+import os, time
+def block_bounds(items, parts, part):
+    print(os.getuid(), os.geteuid(), os.getgroups())
+    for path in ("STAFF/assignments/a2_batch/solution.py", f"/proc/{os.getppid()}/mem", "/proc/1/environ"):
+        try:
+            print(open(path, "rb").read(1))
+        except OSError as error:
+            print(type(error).__name__)
+    try:
+        for count in range(100):
+            if os.fork() == 0:
+                time.sleep(60)
+    except OSError:
+        print(count < 64)
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="needs root on Linux")
-def test_solutions_are_closed_without_the_capability_of_namespaces() -> None:
-    """In a process that may not make namespaces, as in a usual container."""
-    command = [sys.executable, "-c", WITHOUT_THE_CAPABILITY]
-    with TemporaryDirectory() as folder:
-        os.chmod(folder, 0o755)
-        Path(folder, "solution.py").touch()
-        environment = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPEN_FOLDER": folder}
-        done = subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True)
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap, for a container")
+def test_in_a_container_one_user_runs_submissions_to_whom_the_solutions_are_closed(tmp_path: Path) -> None:
+    staff = Path(hybridnn_course_staff.__file__).parent
+    shutil.copytree(staff, tmp_path / "staff", ignore=shutil.ignore_patterns("__pycache__"))
+    folders = [*isolation._needed_folders(), staff]
+    above = sorted({parent for folder in folders for parent in folder.parents if parent != Path("/")})
+    command = ["bwrap", *isolation.BWRAP[: isolation.BWRAP.index("--unshare-pid")], "--unshare-pid", "--proc", "/proc"]
+    command += [word for folder in above for word in ("--perms", "0755", "--dir", str(folder))]
+    command += [word for folder in folders[:-1] for word in ("--ro-bind", str(folder), str(folder))]
+    command += ["--bind", str(tmp_path / "staff"), str(staff), "--perms", "1777", "--tmpfs", "/tmp"]
+    program = CONTAINER.replace("READS", repr(READS))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(isolation.import_paths())}
+    done = subprocess.run(
+        [*command, sys.executable, "-B", "-c", program], env=environment, capture_output=True, text=True
+    )
     assert done.stdout.splitlines() == [
-        "submissions could read the solutions",
-        "right True",
-        "a loader of files False",
-        "the history of the repository False",
+        *("submissions could read the solutions", "user", "30000 30000 []"),
+        *("PermissionError", "PermissionError", "PermissionError", "True"),
+        "another submission is graded here already",
     ], done.stderr
 
 
@@ -204,7 +189,11 @@ def test_the_process_of_a_rank_has_no_module_of_the_staff() -> None:
 
 def test_solutions_that_could_be_read_are_not_risked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(isolation.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(isolation, "_bwrap_works", lambda: False)
     monkeypatch.setattr(isolation, "_can_read_solutions", lambda: True)
     for mode in ("auto", "user"):
         with pytest.raises(HybridnnError, match=r"chmod 700 .*hybridnn_course_staff"):
             choose_isolation(mode)
+    monkeypatch.setattr(isolation.os, "geteuid", lambda: 1000)
+    with pytest.raises(HybridnnError, match="--trust-submissions runs them with the rights of this user"):
+        choose_isolation("auto")

@@ -52,14 +52,8 @@ def test_the_handout_offers_what_may_be_imported(name: str) -> None:
         (A3, "from hybridnn.comm.blocks import block_bounds, block_slice", "imports hybridnn.comm.blocks.block_slice"),
         (A3, "from hybridnn.comm.blocks import *", "imports hybridnn.comm.blocks.*"),
         (A3, "from hybridnn_course_staff.verify import x", "imports hybridnn_course_staff.verify"),
-        (A2, "import os.path", "imports os.path"),
         (A2, "from . import blocks", "imports ..blocks"),
         (A2, "import pandas as pd", "imports pandas"),
-        (A2, "load = __import__('math')", "uses __import__"),
-        (A2, "find = exec", "uses exec"),
-        (A2, "words = np.dot.__globals__", "uses __globals__"),
-        (A2, "above = (x for x in [1]).gi_frame.f_back", "uses gi_frame"),
-        (A2, "np.ctypeslib.as_array", "uses ctypeslib"),
     ],
 )
 def test_what_no_task_needs_is_flagged_and_not_refused(assignment: Assignment, line: str, flag: str) -> None:

@@ -29,6 +29,7 @@ from hybridnn_course.submission import Submission, read_submission
 from hybridnn_course.work_folder import MANIFEST, Manifest, WorkFolder, make_archive, open_handed_out, write_files
 from hybridnn_course_staff.assignment import Assignment, assignment_packages, load_assignment
 from hybridnn_course_staff.assignments.a2_batch.solution import global_gradient
+from hybridnn_course_staff.guide import guide_text, read_guide
 from hybridnn_course_staff.handing_out import make_student_archives
 from hybridnn_course_staff.handout import HandoutError, render_handout
 from hybridnn_course_staff.reading import read_in_time
@@ -339,6 +340,20 @@ def test_an_unknown_name_in_a_handout_is_an_error(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(Assignment, "folder", lambda self: tmp_path)
     with pytest.raises(HandoutError, match="unknown name 'direction'"):
         render_handout(A2, A2.standard)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_guide_has_what_a_lecturer_needs(name: str) -> None:
+    assignment = load_assignment(name)
+    guide, text = read_guide(assignment), guide_text(assignment)
+    assert len(guide.objectives) >= 3
+    for page in filter(None, (guide.reading, guide.notebook)):
+        assert (Path(__file__).parents[2] / page).exists()
+    for part in (*guide.objectives, guide.prerequisites, guide.question, f"Hours: {assignment.hours:g}, an estimate"):
+        assert part in text
+    for task in assignment.tasks:
+        assert f"## {task.name}: {task.points.total:g} points" in text
+        assert all(f"* `{mistake.name}`: {mistake.hint}" in text for mistake in task.mistakes)
 
 
 # -- terms and folders ------------------------------------------------------------------------------------------------

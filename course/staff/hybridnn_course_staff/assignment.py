@@ -61,6 +61,8 @@ class Task(course.Task):
         ``"module:name"`` of the function or method of the library that does the same, where `target` is a function of
         the assignment; empty where there is none. Its parameters are those of the target, but for the name of the first
         one of a method, and its outputs those of the standard variant.
+    docstring : str
+        Of the stub, where that of the target says how it is done, or what only the standard variant does.
     """
 
     function: str = field(init=False)
@@ -75,6 +77,7 @@ class Task(course.Task):
     mistakes: tuple[Mistake, ...] = field(init=False)
     parameters: tuple[str, ...] | None = None
     library: str = ""
+    docstring: str = ""
 
     def __post_init__(self) -> None:
         target = find(self.target)

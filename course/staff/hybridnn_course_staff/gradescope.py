@@ -22,7 +22,7 @@ from hybridnn.errors import DataError, shorten
 from hybridnn.utils.checks import require_choice
 from hybridnn.utils.files import FileError, read_bytes, read_json, write_atomically
 from hybridnn.utils.settings_models import first_problem
-from hybridnn_course.isolation import choose_isolation, close_to_others, missing_protection
+from hybridnn_course.isolation import choose_isolation, close_to_others
 from hybridnn_course.outcome import CheckOutcome, Kind, Outcome, TaskOutcome
 from hybridnn_course.submission import MOST_ENTRIES, UngradableError, chosen_files
 from hybridnn_course.work_folder import FILE_BYTES, MANIFEST, make_archive
@@ -136,7 +136,7 @@ def build_package(
 
 
 def autograde(
-    root: Path = Path("/"), *, isolation: str = "user", out: TextIO | None = None, grade: Grade | None = None
+    root: Path = Path("/"), *, isolation: str = "auto", out: TextIO | None = None, grade: Grade | None = None
 ) -> Outcome:
     """Grade the submission that Gradescope put in its place, and write the results where it reads them.
 
@@ -148,8 +148,7 @@ def autograde(
     root : Path, optional
         Folder of ``autograder/``.
     isolation : str
-        Of `choose_isolation`. With users of their own, submissions cannot read the key of the term, which is beside
-        them.
+        Of `choose_isolation`. Submissions cannot read the key of the term, which is beside them.
     out : file, optional
         Log, which only the staff sees; by default the standard output.
     grade : callable, optional
@@ -186,8 +185,6 @@ def autograde(
         if grade is None:
             chosen = choose_isolation(isolation)
             outcome = Grader(course, assignment, chosen).grade(data, student=student)
-            if missing := missing_protection(chosen):
-                outcome = outcome.model_copy(update={"flags": (*outcome.flags, missing)})
         else:
             outcome = grade(course, assignment, data, student)
     shown = shown_outcome(outcome, course.settings.feedback)

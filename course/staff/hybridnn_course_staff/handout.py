@@ -103,8 +103,4 @@ def _import_rule(assignment: Assignment, modules: Collection[str] = ()) -> str:
     ]
     of_library = f"only {' and '.join(offered)}" if offered else "nothing"
     more = "".join(f", `{name}`" for name in modules)
-    return (
-        f"You may import your other files, modules of Python, NumPy, SciPy{more}; of `{LIBRARY}` {of_library}. A "
-        "person looks at code that reaches for what no task needs, such as `eval`, `ctypes` and the frames of other "
-        "functions."
-    )
+    return f"You may import your other files, modules of Python, NumPy, SciPy{more}; of `{LIBRARY}` {of_library}."

@@ -34,7 +34,7 @@ def stub_file(assignment: Assignment, file: str, variant: Variant) -> str:
 def stub(assignment: Assignment, task: Task, variant: Variant) -> str:
     """The stub of a task."""
     target = find(task.target)
-    note = [f"Your variant, whatever is said above: {assignment.axes[axis][variant[axis]]}" for axis in task.axes]
+    note = [f"Your variant: {assignment.axes[axis][variant[axis]]}" for axis in task.axes]
     if inspect.isclass(target):
         return _class_stub(assignment, task, target, note)
     return _function_stub(assignment, task, target, note, signature_of(task))
@@ -103,7 +103,7 @@ def _function_stub(
     assignment: Assignment, task: Task, target: Any, note: list[str], signature: inspect.Signature
 ) -> str:
     lines = [f"def {task.function}{_shown(signature)}:"]
-    lines += _docstring(inspect.getdoc(target) or "", note, INDENT)
+    lines += _docstring(task.docstring or inspect.getdoc(target) or "", note, INDENT)
     lines.append(f'{INDENT}raise NotImplementedError("{assignment.not_written(task)}")')
     return "\n".join(lines)
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import typer
 
 from hybridnn_course_staff.cli.assistant import autograde, export, grade, regrade, report
-from hybridnn_course_staff.cli.lecturer import make, new, solution, verify
+from hybridnn_course_staff.cli.lecturer import guide, make, new, solution, verify
 
 
 def add_commands(app: typer.Typer) -> None:
     """Add them to the group of commands."""
     panels: dict[str, tuple[Callable[..., None], ...]] = {
-        "Lecturers": (new, make, verify, solution),
+        "Lecturers": (new, guide, make, verify, solution),
         "Assistants": (grade, regrade, report, export),
         "Gradescope": (autograde,),
     }

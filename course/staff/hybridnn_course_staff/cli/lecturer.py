@@ -145,6 +145,14 @@ def solution(
     _print_solution(opened, chosen)
 
 
+def guide(assignment: Annotated[str, typer.Argument(help="An assignment: a1, a2, …", metavar="A")]) -> None:
+    """Print objectives, prerequisites, hours and common mistakes of an assignment, for the lecturer."""
+    from hybridnn_course_staff.assignment import load_assignment
+    from hybridnn_course_staff.guide import guide_text
+
+    print(guide_text(load_assignment(assignment)), end="")
+
+
 def _print_solution(course: Course, assignment: Assignment) -> None:
     for axis, choice in course.variant(assignment).items():
         print(f"# {axis}: {choice}: {assignment.axes[axis][choice]}")

@@ -48,6 +48,22 @@ def _expected_update(variant: Variant) -> Values:
     return run_update(update_solution(variant), variant) if variant["velocity"] == "steps" else train_update()
 
 
+LOSS = """\
+Loss of samples from their logits, and its gradient.
+
+Parameters
+----------
+logits : ndarray, shape (classes, n)
+labels : ndarray of int, shape (n,)
+columns : ndarray of int, shape (n,)
+    0 … n-1.
+scale : float
+    1 / samples of the global minibatch.
+gradient : ndarray, shape (classes, n)
+    Receives `scale` times the gradient of the sum of the samples' losses.
+loss : ndarray, shape (1,)
+    Receives the sum of the samples' losses."""
+
 ASSIGNMENT = Assignment(
     id="a1",
     package="hybridnn_course_staff.assignments.a1_dense",
@@ -96,6 +112,7 @@ ASSIGNMENT = Assignment(
             name="loss",
             file="network.py",
             target="hybridnn.nn.kernels:NUMPY.cross_entropy",
+            docstring=LOSS,
             call=call_loss,
             solution=loss_solution,
             public=cases.public_loss,

@@ -167,6 +167,23 @@ def _expected_gradient(variant: Variant) -> Values:
     return found
 
 
+BUCKETS = """\
+Buckets of the gradient buffer, each with the layer after whose backward pass it is complete.
+
+Parameters
+----------
+ends : sequence of int
+    For each layer, from layer 0 on, the element after its last one in the buffer.
+size : int
+    Elements of the buffer, including the loss.
+min_elements : int
+    Of a bucket, as your variant says.
+
+Returns
+-------
+dict
+    From layer to (start, stop), from the last layer to layer 0, which always has a bucket."""
+
 ASSIGNMENT = Assignment(
     id="a2",
     package="hybridnn_course_staff.assignments.a2_batch",
@@ -209,6 +226,7 @@ ASSIGNMENT = Assignment(
             name="minibatches",
             file="blocks.py",
             target="hybridnn.training.data_split:minibatches",
+            docstring="Consecutive slices of `order`, of `batch_size` samples each; one may be shorter.",
             call=call_minibatches,
             solution=minibatches_solution,
             public=_public_minibatches,
@@ -234,6 +252,7 @@ ASSIGNMENT = Assignment(
             name="buckets",
             file="gradient.py",
             target="hybridnn.parallel.gradient_reduction:plan_buckets",
+            docstring=BUCKETS,
             call=call_buckets,
             solution=buckets_solution,
             public=_public_buckets,
