@@ -16,7 +16,6 @@ from hybridnn.nn.optimizers import Optimizer
 from reference.emulated_device import DeviceArray, EmulatedCupy
 
 NETWORKS = {"784-3x1024-10": (784, 1024, 1024, 1024, 10), "3072-8x2048-10": (3072, *[2048] * 8, 10)}
-BATCH_SIZE = 128
 IN_PLACE = {"sgd_update": 1, "spike_update": 1, "rmsprop_update": 1, "adam_update": 2, "nadam_update": 2}
 """Arrays that an update reads and writes, after weights and gradient."""
 
@@ -73,7 +72,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|")
     for name, sizes in NETWORKS.items():
         for optimizer in (SGD(), Adam(), RMSprop(), NAdam()):
-            launches, *moved = count(sizes, optimizer, BATCH_SIZE)
+            launches, *moved = count(sizes, optimizer, 128)
             figures = " | ".join(f"{one / 1e6:.0f}" for one in moved)
             print(f"| {name} | {optimizer.name} | {launches} | {figures} | {moved[2] / moved[3]:.2f} |")
 

@@ -228,8 +228,7 @@ STALE = 99
 """Content of pinned memory, and of arrays of `EmulatedCupy.compute`, before they are written."""
 FREED = 0xFF
 """Bytes of memory that is free or not written yet: NaN, and -1."""
-LARGE = 1 << 24
-"""Bytes of memory that is not overwritten when it is freed, and may then be unmapped: the workspace of cuBLAS."""
+LARGE = 1 << 24  # bytes of memory that is not overwritten when freed, and may be unmapped: cuBLAS's workspace
 
 
 class Memory:
@@ -427,7 +426,6 @@ class EmulatedCupy:
         return self.numbers(array)
 
     def copyto(self, target: DeviceArray, source: DeviceArray) -> None:
-        assert isinstance(source, DeviceArray)
         self.assign(target, source)
 
     def assign(self, target: DeviceArray, value: DeviceArray | float) -> None:

@@ -26,8 +26,7 @@ SOURCES = Path(__file__).parents[1] / "gpu"
 COMPILED = Path(__file__).parents[2] / "build" / "cuda-emulation"
 OUTCOMES = {1: "deadlock of threads", 2: "a block or a grid is too large"}
 
-Launch = Callable[..., None]
-"""Notes the launch of a name, and enqueues its work."""
+Launch = Callable[..., None]  # notes the launch of a name, and enqueues its work
 
 
 def kernel(real: str, code: str, name: str, launch: Launch) -> Callable[..., None]:

@@ -46,9 +46,8 @@ class Allocating(RMSprop):
 
 
 def with_optimizer(kind: type[RMSprop], grid: ProcessGrid, dtype: str, device: Any) -> Trainer:
-    case = Case()
-    trainer = Trainer(MLP(case.sizes), kind(alpha=0.8), grid=grid, batch_size=10, dtype=dtype, device=device)
-    trainer.fit(*data(case), epochs=3)
+    trainer = Trainer(MLP(Case().sizes), kind(alpha=0.8), grid=grid, batch_size=10, dtype=dtype, device=device)
+    trainer.fit(*data(Case()), epochs=3)
     return trainer
 
 
