@@ -3,11 +3,13 @@
 #   make train                 train digits with 4 ranks as a 2 x 2 grid (more options: make train ARGS="--set training.epochs=3")
 #   make test-core             what an engineer runs after every change: whole trainings first, then the quick tests of training
 #   make test                  all that an installation has to pass, two tests at a time  (one test: make test ARGS="-k name -n 0")
-#   make test-all              everything: test with all cases, test-slow, test-slurm and test-cluster
+#   make test-all              everything: test with all cases, test-slow, coverage-gpu, test-slurm and test-cluster
+#   make coverage-gpu          the lines of hybridnn/gpu that run without a GPU
 #   make test-slow             sweeps of 4 and more ranks, long drills, compilers, pages
 #   make test-slurm            batch scripts and pages on a real Slurm, started on this machine and ended afterwards; as root
 #   make test-cluster          what happens between nodes, on nodes of network namespaces on this machine; as root
 #   make test-gpu bench-gpu    the tests and measurements of the GPU kernels, on a machine that has a GPU and CuPy
+#   make gpu-steps             launches and bytes of a step, beside the fewest; without a GPU
 #   make gpu-day               tests and measurements on a GPU, in pieces; continues where it stopped  (ARGS="--seconds 570")
 #   make gpu-wheels            packages for gpu-day on a machine without network, in build/gpu-wheels  (GPU_PYTHON=3.12)
 #   make lint types bench      ruff and the order of imports, mypy, the comparison with PyTorch      (parts: make bench ARGS="batch pipeline")
@@ -41,7 +43,7 @@ comma := ,
 # $(call extras,a) is a, and the extra of the chosen MPI where there is one
 extras = $(subst $() ,$(comma),$(strip $(MPI) $(1)))
 
-.PHONY: train test test-core test-slow test-all test-slurm test-cluster test-gpu bench-gpu gpu-day gpu-wheels lint figures types bench cost-check fault-drill papers outputs docs man clean
+.PHONY: train test test-core test-slow test-all coverage-gpu test-slurm test-cluster test-gpu gpu-steps bench-gpu gpu-day gpu-wheels lint figures types bench cost-check fault-drill papers outputs docs man clean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed-run
@@ -60,8 +62,17 @@ test-slow: $(VENV)/.installed-test
 test-all:
 	$(MAKE) test DRAW=all
 	$(MAKE) test-slow
+	$(MAKE) coverage-gpu
 	$(MAKE) test-slurm
 	$(MAKE) test-cluster
+
+# The lines of the GPU code that the emulated device does not run: those of CuPy and CUDA alone.
+GPU_TESTS := tests/gpu $(addprefix tests/training/test_,training_on_a_device.py cuda_graphs.py device_choice.py) \
+  $(addprefix tests/comm/test_,transports.py group.py)
+coverage-gpu: $(VENV)/.installed-test
+	$(BIN)/coverage run -m pytest -q -n 0 -m "not slow" $(GPU_TESTS) $(ARGS)
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --include="hybridnn/gpu/*" --show-missing
 
 test-slurm: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -m slurm tests/slurm $(DRAWN) $(ARGS) || [ $$? -eq $(NOTHING_DRAWN) -a $(DRAW) = third ]
@@ -75,6 +86,9 @@ test-gpu bench-gpu gpu-day: export PYTHONPATH := $(CURDIR):$(CURDIR)/tests:$(PYT
 test-gpu:
 	"$(PYTHON)" -m pytest -c /dev/null --rootdir . --import-mode=importlib -o timeout=300 \
 	  -o mpi_timeout=300 -rs -m gpu tests/gpu/hardware $(ARGS)
+
+gpu-steps: $(VENV)/.installed-test
+	PYTHONPATH=tests:. $(BIN)/python -m gpu.step_table
 
 bench-gpu:
 	"$(PYTHON)" -m benchmarks.gpu_kernels

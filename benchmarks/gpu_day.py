@@ -51,7 +51,6 @@ SEVERAL_RANKS = (*REPORTED, "-o", "mpi_timeout=90", "-m", "gpu and mpi")
 SANITIZER = "compute-sanitizer"
 CHECKED = "float32 and (unaligned or same_bits)"
 """Every kernel once, and the reductions, whose threads share memory."""
-CAPTURED = "test_one_rank and True and float32 and (rmsprop or nadam)"
 
 REQUIREMENTS = Path(__file__).with_name("gpu-requirements.txt")
 
@@ -66,8 +65,7 @@ State = dict[str, Any]
 def pieces_of_the_day(no_mpi: str = "") -> list[Piece]:
     """The tests, the kernels, and every network in every precision that `benchmarks.gpu_training` measures.
 
-    First comes what is most likely to be wrong: kernels, graphs, and the memory of captured updates. Tests of several
-    ranks come last, because ranks that wait for ever cost their whole time limit.
+    What may well be wrong comes first, tests of several ranks last: ranks that wait for ever cost their time limit.
 
     Parameters
     ----------
@@ -85,7 +83,7 @@ def pieces_of_the_day(no_mpi: str = "") -> list[Piece]:
     return [
         Piece("tests of kernels", (*PYTEST, *ONE_RANK, kernels), 240, 90),
         Piece("tests of graphs", (*PYTEST, *ONE_RANK, training, "-k", "test_one_rank and True"), 200, 60),
-        _with_sanitizer("memcheck", training, CAPTURED, "memcheck of graphs"),
+        _with_sanitizer("memcheck", training, "test_one_rank and True and (rmsprop or nadam)", "memcheck of graphs"),
         Piece("tests of training", (*PYTEST, *ONE_RANK, training, transports), 300, 120),
         Piece("kernels", ("-m", "benchmarks.gpu_kernels", "--json", "{results}"), 150, 40),
         *(

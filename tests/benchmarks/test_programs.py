@@ -22,7 +22,7 @@ from hybridnn import ProcessGrid
 from hybridnn.study.cells import make_cells
 from hybridnn.study.results import StudyResults
 from hybridnn.study.study_file import load_study
-from reference.emulated_device import EmulatedCupy, Event
+from reference.emulated_device import EmulatedCupy
 from reference.finished_runs import made_study, measured_line, prediction_line
 
 TINY = Case("4-6-6-2", (4, 6, 6, 2), 8, "regression", 2, 1, stages=(2, 1))
@@ -112,17 +112,11 @@ def test_a_training_beside_pytorch_is_measured_and_one_refusal_costs_one_figure(
     assert "samples/s" in capsys.readouterr().out
 
 
-class Timed(Event):
-    """An event between which and the next half a millisecond always passes."""
-
-    def record(self, stream: Any = None) -> None: ...
-
-    def synchronize(self) -> None: ...
-
-
 def timed_cupy() -> EmulatedCupy:
+    """It has events between which half a millisecond always passes."""
     cupy, facts = EmulatedCupy(), {"name": b"processor", "multiProcessorCount": 1}
-    cupy.cuda.Event, cupy.cuda.get_elapsed_time = Timed, lambda start, stop: 0.5
+    cupy.cuda.Event = lambda: SimpleNamespace(record=lambda: None, synchronize=lambda: None)
+    cupy.cuda.get_elapsed_time = lambda start, stop: 0.5
     cupy.cuda.Device = lambda: SimpleNamespace(id=0)
     cupy.cuda.runtime.getDeviceProperties, cupy.cuda.runtime.driverGetVersion = lambda number: facts, lambda: 0
     return cupy

@@ -228,8 +228,7 @@ STALE = 99
 """Content of pinned memory, and of arrays of `EmulatedCupy.compute`, before they are written."""
 FREED = 0xFF
 """Bytes of memory that is free or not written yet: NaN, and -1."""
-LARGE = 1 << 24
-"""Bytes of memory that is not overwritten when it is freed, and may then be unmapped: the workspace of cuBLAS."""
+LARGE = 1 << 24  # bytes of memory that is not overwritten when freed, and may be unmapped: cuBLAS's workspace
 
 
 class Memory:
@@ -323,18 +322,10 @@ class DeviceArray(np.lib.mixins.NDArrayOperatorsMixin):
 class EmulatedCupy:
     """What the package uses of the module ``cupy``, with one GPU; NCCL connects the ranks of `comm`.
 
-    Attributes
-    ----------
-    launches : list
-        Name, grid and block of every kernel, ufunc and graph that the host launched.
-    replays : list of int
-        Number of launches of each graph.
-    ended : list of str
-        Kinds of destroyed graphs and connections, in order; aborted connections have a kind of their own.
-    fetched, brought : list of int
-        Elements of each copy that the host waited for, and of each copy to the device in the current stream.
-    failing : dict
-        Status of functions of cuBLAS that fail.
+    `launches` has name, grid and block of every kernel, ufunc and graph that the host launched, and `replays` the
+    number of launches of each graph; `ended` the kinds of destroyed graphs and connections, in order. `fetched` has the
+    elements of each copy that the host waited for, `brought` those of each copy to the device in the current stream,
+    and `failing` the status of functions of cuBLAS that fail.
     """
 
     __version__ = "14.2.0"
@@ -392,7 +383,7 @@ class EmulatedCupy:
         """As `cupy_kernels`, on this device."""
         return CupyKernels(self, CublasProducts(self, self.blas, tf32), progress)
 
-    def launch(self, name: str, work: Callable[[], Any], grid: Any = (), block: Any = ()) -> None:
+    def launch(self, name: str, work: Callable[[], Any], grid: Any = (), block: Any = (), arguments: Any = ()) -> None:
         self.launches.append((name, grid, block))
         self.current.enqueue(work)
 
@@ -435,7 +426,6 @@ class EmulatedCupy:
         return self.numbers(array)
 
     def copyto(self, target: DeviceArray, source: DeviceArray) -> None:
-        assert isinstance(source, DeviceArray)
         self.assign(target, source)
 
     def assign(self, target: DeviceArray, value: DeviceArray | float) -> None:

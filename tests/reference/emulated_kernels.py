@@ -26,8 +26,7 @@ SOURCES = Path(__file__).parents[1] / "gpu"
 COMPILED = Path(__file__).parents[2] / "build" / "cuda-emulation"
 OUTCOMES = {1: "deadlock of threads", 2: "a block or a grid is too large"}
 
-Launch = Callable[..., None]
-"""Notes the launch of a name, and enqueues its work."""
+Launch = Callable[..., None]  # notes the launch of a name, and enqueues its work
 
 
 def kernel(real: str, code: str, name: str, launch: Launch) -> Callable[..., None]:
@@ -43,7 +42,8 @@ def kernel(real: str, code: str, name: str, launch: Launch) -> Callable[..., Non
 
     def call(grid: tuple[int, ...], block: tuple[int, ...], arguments: tuple[Any, ...]) -> None:
         assert "".join(map(kind_of, arguments)) == kinds, name
-        launch(name, partial(run, (dimensions(grid), dimensions(block)), list(map(bytes_of, arguments))), grid, block)
+        work = partial(run, (dimensions(grid), dimensions(block)), list(map(bytes_of, arguments)))
+        launch(name, work, grid, block, arguments)
 
     return call
 
@@ -78,7 +78,7 @@ def cublas(current: Callable[[], int], launch: Launch, failing: dict[str, int]) 
         library.cublasGemmEx.argtypes = library.compute_product.argtypes = found.cublasGemmEx.argtypes
         status: int = library.cublasGemmEx(*given)
         if status == 0:
-            launch("product", lambda: library.compute_product(*given))
+            launch("product", lambda: library.compute_product(*given), arguments=given)
         return status
 
     names = ("cublasCreate_v2", "cublasDestroy_v2", "cublasSetStream_v2", "cublasSetWorkspace_v2")
@@ -86,11 +86,6 @@ def cublas(current: Callable[[], int], launch: Launch, failing: dict[str, int]) 
     functions |= {name: lambda *_, status=status: status for name, status in failing.items()}
     found = SimpleNamespace(library=library, **functions)
     return found
-
-
-def reverse(library: ctypes.CDLL, *, reverse: bool) -> None:
-    """Run blocks and threads in the opposite order from now on."""
-    library.set_reversed(reverse)
 
 
 @cache

@@ -11,7 +11,7 @@ from mpi4py import MPI
 from hybridnn import MLP, ProcessGrid, Trainer
 from hybridnn.comm.mpi import import_mpi
 from hybridnn.errors import EnvironmentProblem, HybridnnError, SettingError
-from hybridnn.gpu import cublas, cupy_loading, setup
+from hybridnn.gpu import cupy_loading, setup
 from hybridnn.gpu.device_choice import choose_device, choose_device_together
 from hybridnn.gpu.setup import TransportChoice, choose_transport, cuda_support
 from hybridnn.training.config import DeviceOptions
@@ -136,30 +136,25 @@ def test_without_a_gpu_the_cpu_trains_and_says_why() -> None:
 
 
 @pytest.mark.mpi(ranks=[1, 2])
-@pytest.mark.parametrize("error", [MemoryError("Out of memory allocating 33,554,432 bytes\nmore"), "streams", "cuBLAS"])
-def test_a_gpu_that_does_not_start_on_a_rank_is_one_line_on_all(comm: MPI.Intracomm, error: Any) -> None:
-    grid, cupy = ProcessGrid(comm), EmulatedCupy(free=1)
-
+@pytest.mark.parametrize("what", ["Out of memory allocating 33,554,432 bytes", "cudaErrorMemoryAllocation", "cuBLAS"])
+def test_a_gpu_that_does_not_start_on_a_rank_is_one_line_on_all(comm: MPI.Intracomm, what: str) -> None:
     def fail(*_: Any, **__: Any) -> Any:
-        if error == "cuBLAS":
-            cublas._check(3, "cublasCreate")
-        raise RuntimeError("cudaErrorMemoryAllocation: out of memory") if error == "streams" else error
+        raise MemoryError(f"{what}\nmore")
 
-    def make(**_: Any) -> Any:
-        return fail() if comm.rank == comm.size - 1 else SimpleNamespace(compile=lambda dtype: None)
-
-    if error == "streams" and comm.rank == comm.size - 1:
-        cupy.cuda.Stream = fail
-    device = resolve_device("auto", grid, lambda: cupy, make)
-    found = {"cuBLAS": "cublasCreate failed with status 3, out of memory", "streams": "cudaErrorMemoryAllocation"}
-    assert device.kind == "cpu"
-    assert f"the GPU does not start ({found.get(str(error), 'Out of memory')}" in device.why
-    assert "; 1 of its 1,099,511,627,776 bytes are free); nvidia-smi shows" in device.why
-    assert device.why.endswith(f" on rank {comm.size - 1}")
-    assert "\n" not in device.why
+    grid, cupy, last = ProcessGrid(comm), EmulatedCupy(free=1), comm.size - 1
+    if comm.rank == last:
+        cupy.failing = {"cublasCreate_v2": 3} if what == "cuBLAS" else {}
+        vars(cupy.cuda if what.startswith("cuda") else cupy).update(
+            {} if what == "cuBLAS" else {"empty": fail, "Stream": fail}
+        )
+    device = resolve_device("auto", grid, lambda: cupy, cupy.kernels)
+    error = what.replace("cuBLAS", "cublasCreate failed with status 3, out of memory")
+    memory = "1 of its 1,099,511,627,776 bytes are free"
+    line = f"the GPU does not start ({error}; {memory}); {setup.OTHER_PROGRAMS} on rank {last}"
+    assert (device.kind, device.why) == ("cpu", line)
     with pytest.raises(EnvironmentProblem) as raised:
-        resolve_device("gpu", grid, lambda: cupy, make)
-    assert str(raised.value) == device.why
+        resolve_device("gpu", grid, lambda: cupy, cupy.kernels)
+    assert str(raised.value) == line
 
 
 def test_class_weights_choose_the_cpu() -> None:
