@@ -21,7 +21,8 @@ RIGHT = {
     "option": f"{BEGIN}size: int = trainer.batch_size\nrate: float = trainer.optimizer.lr",
     "state": f"{BEGIN}trainer.stop_training = True\ntrainer.set_learning_rate(0.1)",
     "hook": f"{HOOK}on_epoch_end(self, trainer: TrainedNetwork, record: EpochRecord) -> None:\n        print(record)",
-    "others": "from hybridnn_course.work_folder import WorkFolder\nfrom hybridnn_papers.commands import laugier",
+    "others": "from hybridnn.sklearn import MLPRegressor\nfrom hybridnn_course.work_folder import WorkFolder\n"
+    'from hybridnn_papers.commands import laugier\nMLPRegressor("squared_error", 8)',
 }
 WRONG = {  # with the advice at run time
     "unknown_option": (f"{BEGIN}Trainer(MLP([3, 1]), bathc_size=3)", "did you mean batch_size?"),
