@@ -29,7 +29,8 @@ IRIS = load_iris(return_X_y=True)
 SHORT: dict[str, Any] = {"max_iter": 4, "random_state": 3, "batch_size": 30}
 QUICK = {"hidden_layer_sizes": (8,), **SHORT}
 
-pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+IGNORED = ("ConvergenceWarning", "SkipTestWarning")
+pytestmark = [pytest.mark.filterwarnings(f"ignore::sklearn.exceptions.{name}") for name in IGNORED]
 
 
 def regression(samples: int = 60) -> tuple[Any, Any]:
@@ -38,14 +39,19 @@ def regression(samples: int = 60) -> tuple[Any, Any]:
     return x, np.stack([np.sin(x[:, 0]), x[:, 1] * x[:, 2]], axis=1)
 
 
-@pytest.mark.mpi(ranks=[1, 2])
 @pytest.mark.parametrize("kind", [MLPClassifier, MLPRegressor])
-@pytest.mark.filterwarnings("ignore::sklearn.exceptions.SkipTestWarning")
-def test_the_checks_of_scikit_learn_pass(comm: MPI.Intracomm, kind: Any) -> None:
+def test_the_checks_of_scikit_learn_pass(kind: Any) -> None:
     outcomes = check_estimator(kind(hidden_layer_sizes=16, learning_rate_init=0.02, max_iter=30), on_fail=None)
     assert len(outcomes) > 40
     wrong = {item["check_name"]: item["exception"] for item in outcomes if item["status"] not in ("passed", "skipped")}
     assert wrong == {}
+
+
+@pytest.mark.slow
+@pytest.mark.mpi(ranks=[2])
+@pytest.mark.parametrize("kind", [MLPClassifier, MLPRegressor])
+def test_the_checks_pass_on_every_rank(comm: MPI.Intracomm, kind: Any) -> None:
+    test_the_checks_of_scikit_learn_pass(kind)
 
 
 @pytest.mark.parametrize("pipeline", [1, 2])
