@@ -96,7 +96,7 @@ def draw(random: np.random.RandomState) -> int:
 class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     """Parameters and training of both estimators."""
 
-    hidden_layer_sizes: Sequence[int] = (100,)
+    hidden_layer_sizes: Sequence[int] | int = (100,)
     activation: str = "relu"
     _: KW_ONLY
     solver: str = "adam"
@@ -110,7 +110,7 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     shuffle: bool = True
     random_state: Any = None
     tol: float = 1e-4
-    n_iter_no_change: int = 10
+    n_iter_no_change: float = 10
     early_stopping: bool = False
     validation_fraction: float = 0.1
     residual: bool = False
@@ -317,7 +317,7 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
     def _fit_on(self, trainer: Trainer, X: Array, y: Array, epochs: int, validation: Any) -> Trained:
         is_validated = validation is not None
         monitor = self._score_of_epochs if is_validated else "train_loss"
-        patience = MOST if self.n_iter_no_change == inf else self.n_iter_no_change
+        patience: Any = MOST if self.n_iter_no_change == inf else self.n_iter_no_change
         stopping = _Stopping(monitor, patience, self.tol, restore_best_weights=is_validated)
         stopping.loss_factor = self._loss_factor
         before, show = len(trainer.history.epochs), bool(self.verbose)

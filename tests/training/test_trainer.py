@@ -154,11 +154,8 @@ def test_the_name_of_an_optimizer_stands_for_its_defaults() -> None:
 
 
 def test_methods_of_other_libraries_are_named() -> None:
-    for name, words in (
-        ("save", r"numpy.savez\('weights.npz'"),
-        ("evaluat", "did you mean evaluate?"),
-        ("_x", "'_x'$"),
-    ):
+    hints = {"save": r"numpy.savez\('weights.npz'", "evaluat": "did you mean evaluate?", "_x": "'_x'$"}
+    for name, words in hints.items():
         with pytest.raises(AttributeError, match=f"a Trainer has no attribute '{name}'.*{words}|{words}"):
             getattr(trainer(), name)
 
