@@ -18,6 +18,7 @@
 #   make fault-drill           inject faults into runs at random and check the results  (more: make fault-drill ARGS="--trials 300")
 #   make docs                  the documentation as a site, in build/site
 #   make papers                run the short form of every ready study, and write its records, pictures and verdicts into papers/docs
+#   make release              build, check, install and test the four distributions, in build/release  (tests: make release ARGS=tests/nn)
 #   make man                   manual pages of all commands, in build/man: man -l build/man/hybridnn.1
 #   make outputs               print anew what README and docs show below their commands   (ARGS="--check README.md")
 #   make clean                 remove .venv and everything built
@@ -43,7 +44,7 @@ comma := ,
 # $(call extras,a) is a, and the extra of the chosen MPI where there is one
 extras = $(subst $() ,$(comma),$(strip $(MPI) $(1)))
 
-.PHONY: train test test-core test-slow test-all coverage-gpu test-slurm test-cluster test-gpu gpu-steps bench-gpu gpu-day gpu-wheels lint figures types bench cost-check fault-drill papers outputs docs man clean
+.PHONY: train test test-core test-slow test-all coverage-gpu test-slurm test-cluster test-gpu gpu-steps bench-gpu gpu-day gpu-wheels lint figures types bench cost-check fault-drill papers outputs docs man release clean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/.installed-run
@@ -137,6 +138,9 @@ docs: $(VENV)/.installed-docs
 man: $(VENV)/.installed-run
 	$(BIN)/python docs/man_pages.py build/man
 
+release: $(VENV)/.installed-release
+	$(BIN)/python packaging/release.py $(ARGS)
+
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -147,6 +151,7 @@ $(VENV)/.installed-test: EXTRAS = test
 $(VENV)/.installed-dev: EXTRAS = dev
 $(VENV)/.installed-bench: EXTRAS = bench
 $(VENV)/.installed-docs: EXTRAS = docs
+$(VENV)/.installed-release: EXTRAS = release
 $(VENV)/.installed-%: setup.py course/setup.py course/staff/setup.py papers/setup.py | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.$(if $(call extras,$(EXTRAS)),[$(call extras,$(EXTRAS))])' --editable course --editable course/staff --editable papers
 	touch $@

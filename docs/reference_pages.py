@@ -147,7 +147,8 @@ def python_names() -> str:
     lines = ["| name | what it is |", "|---|---|"]
     for name in re.findall(r"^::: ([\w.]+)$", (DOCS / "reference" / "python.md").read_text(encoding="utf-8"), re.M):
         module, _, attribute = name.rpartition(".")
-        text = inspect.getdoc(getattr(import_module(module), attribute)) or ""
+        value = getattr(import_module(module), attribute)
+        text = inspect.getdoc(value) or f"One of ``{'``, ``'.join(get_args(value))}``."
         lines.append(f"| `{name}` | {_code(_words(text.partition(chr(10) * 2)[0]))} |")
     return "\n".join(lines)
 

@@ -12,6 +12,7 @@ from hybridnn.errors import DataError
 from hybridnn.utils.text import counted
 
 Task = Literal["regression", "classification"]
+"""What targets are trained for."""
 TASKS: tuple[Task, ...] = get_args(Task)
 
 BLOCK_ELEMENTS = 1 << 16  # elements that are checked at a time

@@ -17,17 +17,19 @@ class PyHybridnn(PythonPackage):
 
     depends_on("python@3.10:", type=("build", "run"))
     depends_on("py-setuptools@77:", type="build")
+    # requirements, by packaging/recipes.py
     depends_on("py-numpy@2:", type=("build", "run"))
     depends_on("py-scipy", type=("build", "run"))
+    depends_on("py-pandas@2.2.2:", type=("build", "run"))
     depends_on("py-mpi4py@4:", type=("build", "run"))
     depends_on("py-greenlet@3:", type=("build", "run"))
     depends_on("py-pydantic@2:", type=("build", "run"))
     depends_on("py-typer", type=("build", "run"))
     depends_on("py-rich", type=("build", "run"))
-    depends_on("py-pandas@2.2.2:", type=("build", "run"))
     depends_on("py-pooch", type=("build", "run"))
     depends_on("py-matplotlib", type=("build", "run"))
     depends_on("py-threadpoolctl", type=("build", "run"))
     depends_on("py-tomli", type=("build", "run"), when="^python@:3.10")
     depends_on("py-tomli-w", type=("build", "run"))
+    # end of requirements
     depends_on("py-cupy@14", type=("build", "run"), when="+cuda")

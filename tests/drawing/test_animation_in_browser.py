@@ -5,13 +5,11 @@ The state that the page shows is compared with the simulated schedule, from whic
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page
 
 pytestmark = pytest.mark.browser
-
-PROGRAMS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 METHODS: dict[str, dict[str, Any]] = {
     "zb-h1": {"microbatches": 5},
@@ -51,30 +47,6 @@ DRAWN = """() => [getComputedStyle(document.body).backgroundColor,
 AT_BARRIER = """() => [...document.querySelectorAll(".stage")].filter((card) =>
     card.querySelector(".number").textContent === "a barrier").map((card) => +card.dataset.stage)"""
 LEAST_CONTRAST = 4.5  # of text, Web Content Accessibility Guidelines 2.2, criterion 1.4.3
-
-
-def cannot_run(reason: str) -> NoReturn:
-    """Skip the tests, or fail where `.ci/browser` has found a browser."""
-    if os.environ.get("HYBRIDNN_TEST_BROWSER") == "required":
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Return a Chromium of this machine, or the one that Playwright has installed."""
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        cannot_run("needs playwright")
-    with sync_playwright() as playwright:
-        found = next(filter(None, map(shutil.which, PROGRAMS)), playwright.chromium.executable_path)
-        if not Path(found).exists():
-            cannot_run("no browser: install chromium")
-        # Chromium refuses root, unless without its sandbox; the pages are ours.
-        launched = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"] if os.geteuid() == 0 else [])
-        yield launched
-        launched.close()
 
 
 @contextmanager
