@@ -267,7 +267,7 @@ class Executor:
         arrays, compute, samples = self._arrays(task), self._compute_outputs(task), self._samples(task)
         receiver, sender = task.runtime.input_receiver, task.runtime.output_sender
         is_output = self._is_last(task) and not self._program.trains
-        if receiver is sender is None and not is_output:
+        if receiver is None and sender is None and not is_output:
             return compute
 
         def forward(minibatch: Minibatch) -> None:
