@@ -75,9 +75,7 @@ def uniform_partition(layers: int, stages: int) -> tuple[int, ...]:
 
 
 def balance(
-    shapes: Sequence[tuple[int, int]],
-    layer_seconds: Callable[[int, int], Iterable[float]],
-    boundaries: Sequence[float],
+    shapes: Sequence[tuple[int, int]], layer_seconds: Callable[[int, int], Iterable[float]], boundaries: Sequence[float]
 ) -> tuple[int, ...]:
     """Counts of layers for virtual stages of (batch, model) ranks: `balanced_counts` by the layers' times.
 
@@ -149,10 +147,7 @@ MULTIPLY_ADD = 22  # 90 billion operations per second
 
 
 def typical_partition(model: MLP, shapes: StageShapes, samples: int, itemsize: int) -> tuple[int, ...]:
-    """Partition by typical costs of the passes and messages of a microbatch, which need no measurement.
-
-    `shapes` are those of the virtual stages.
-    """
+    """Partition into virtual stages of these ranks by typical costs of a microbatch, which need no measurement."""
 
     def picoseconds(batch: int, model_ranks: int) -> list[int]:
         share = ceil(samples / batch)
@@ -284,10 +279,7 @@ def layer_timer(model: MLP, samples: int, dtype: DTypeLike) -> Callable[[], list
         # Gradients of earlier layers share its memory; without a reset they would grow from pass to pass.
         arrays.output_gradient[...] = output_gradient
         backward = [
-            (
-                timed(backward_input, dense, weights, own),
-                timed(dense.backward_weight, own, gradient),
-            )
+            (timed(backward_input, dense, weights, own), timed(dense.backward_weight, own, gradient))
             for dense, weights, gradient, own in reversed(items)
         ]
         return [LayerSeconds(ahead, *back) for ahead, back in zip(forward, reversed(backward), strict=True)]

@@ -222,20 +222,20 @@ def test_what_the_command_writes_is_read_as_the_same_schedule(run_hybridnn: Run,
     made = schedule(method, stages=3).timeline.schedule
     found = read_schedule("a.json")
     assert found.orders == made.orders
-    for name in ("stages", "chunks", "minibatches", "microbatches", "policy", "method"):
+    for name in ("stages", "chunks", "minibatches", "microbatches", "policy", "method", "placement"):
         assert getattr(found, name) == getattr(made, name)
     assert run_hybridnn("schedule", "a.json", "--format", "json", "--out", "b.json")[0] == 0
     first, second = (json.loads(Path(name).read_text()) for name in ("a.json", "b.json"))
     assert first == second
 
 
-@pytest.mark.parametrize("method", ["zb-h1", "interleaved", "spectrain"])
+@pytest.mark.parametrize("method", ["zb-h1", "interleaved", "spectrain", "zb-v"])
 def test_computations_as_texts_get_their_messages(tmp_path: Path, method: str) -> None:
     microbatches = 6 if METHODS[method].cuts_minibatches else 1
-    chunks = 2 if method == "interleaved" else 1
+    chunks = METHODS[method].chunks[0]
     made = make_schedule(method, stages=3, minibatches=4, microbatches=microbatches, chunks=chunks)
     stages = [[str(item) for item in order if isinstance(item, COMPUTATIONS)] for order in made.orders]
-    content = {"stages": stages, "weight_policy": made.policy.name}
+    content = {"stages": stages, "weight_policy": made.policy.name, "placement": made.placement.name}
     found = read_schedule(write(tmp_path / "own.json", content))
     assert found.orders == made.orders
     assert found.method == "own"
@@ -270,6 +270,7 @@ PASSES = ["forward 0", "backward 0", "reduce gradients 0", "update 0"]
         ({"stages": [[{"instruction": "forward", "minibatch": -1}]]}, "minibatch = -1: must be a whole number from 0"),
         ({"stages": [[{"instruction": "forward", "chunk": True}]]}, "chunk = True: must be a whole number"),
         ({"stages": [FORWARD], "weight_policy": "none"}, "weight_policy = 'none': must be one of exact, initial"),
+        ({"stages": [FORWARD], "placement": 2}, "placement = 2: must be one of loop, waves"),
         ({"stages": [FORWARD], "minibatches": 0}, "minibatches = 0: must be a whole number from 1"),
         ({"stages": [PASSES, FORWARD]}, "stage 1: backward 0 is missing"),
     ],

@@ -24,7 +24,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "use" / "pipelines.md").read_text(e
 def test_the_command_of_the_page_of_pipelines_trains_digits_by_every_method(method: str, run_hybridnn: Run) -> None:
     (options,) = re.findall(r"^hybridnn train -n 4 (.*) --method 1f1b$", PAGE, re.MULTILINE)
     (deeper,) = re.findall(r"^`(--hidden \S+)`", PAGE, re.MULTILINE)
-    command = [*options.split(), *(deeper.split() if method == "interleaved" else []), "--method", method]
+    command = [*options.split(), *(deeper.split() if METHODS[method].chunks[0] > 1 else []), "--method", method]
     out = output_of(run_hybridnn(*ON_FOUR, *command, "--epochs", "6", "--out", "run"))
     header, *_, last, end = records_of("run")
     assert end["kind"] == "end"

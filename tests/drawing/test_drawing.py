@@ -324,7 +324,7 @@ def test_in_a_column_text_has_5_points_and_more_and_little_is_left_out() -> None
         found, expected = [box.texts for box in svg_boxes(svg)], expected_labels(made)
         if name in ("pipedream", "vanilla", "spectrain"):
             assert found == expected, name
-        elif name != "interleaved":  # a chunk's pass is half as wide
+        elif made.timeline.schedule.chunks == 1:  # a chunk's pass is half as wide
             assert [texts[0] for texts in found] == [texts[0] for texts in expected], name
 
 

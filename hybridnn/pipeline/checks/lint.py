@@ -116,12 +116,8 @@ def _required(schedule: Schedule, stage: int, training: bool) -> set[Key]:
     required: set[Key] = set()
     for chunk in range(schedule.chunks):
         kinds: list[type[Instruction]] = [Forward, Load] if schedule.loads(stage, chunk) else [Forward]
-        receives, sends = schedule.receives(stage, chunk), schedule.sends(stage, chunk)
-        kinds += [ReceiveActivations] if receives else []
-        kinds += [SendActivations] if sends else []
-        if training:
-            kinds += [SendGradients] if receives else []
-            kinds += [ReceiveGradients] if sends else []
+        kinds += [ReceiveActivations, SendGradients][: 1 + training] if schedule.receives(stage, chunk) else []
+        kinds += [SendActivations, ReceiveGradients][: 1 + training] if schedule.sends(stage, chunk) else []
         parts = product(range(schedule.minibatches), range(schedule.microbatches))
         required |= {(kind, t, m, chunk) for t, m in parts for kind in kinds}
     if training:
@@ -199,7 +195,8 @@ def _needed(schedule: Schedule, stage: int, instruction: Instruction) -> list[Ke
         sends = [(SendGradients, t, part, c) for c, part in product(chunks, microbatches)]
         return [(ReduceGradients, t, 0, 0), *sends]
     needs = [(kind, t, m, chunk) for kind in NEEDS.get(type(instruction), ())]
-    if isinstance(instruction, Forward) and schedule.takes_over(stage, chunk):
+    # A neighbour on the same stage hands its array over.
+    if isinstance(instruction, Forward) and not schedule.receives(stage, chunk):
         needs.append((Forward, t, m, chunk - 1))
     if isinstance(instruction, (Backward, InputGradient)) and not schedule.sends(stage, chunk):
         needs += [(kind, t, m, chunk + 1) for kind in (Backward, InputGradient)]

@@ -265,8 +265,8 @@ class Executor:
 
     def _forward(self, task: _Task) -> Operation:
         arrays, compute, samples = self._arrays(task), self._compute_outputs(task), self._samples(task)
-        receiver, sender, trains = task.runtime.input_receiver, task.runtime.output_sender, self._program.trains
-        is_output = self._is_last(task) and not trains
+        receiver, sender = task.runtime.input_receiver, task.runtime.output_sender
+        is_output = self._is_last(task) and not self._program.trains
         if receiver is None and sender is None and not is_output:
             return compute
 

@@ -220,7 +220,6 @@ Channels = tuple[Receiver | None, Receiver | None, Sender | None, Sender | None]
 
 def make_channels(plan: ChunkPlan, grid: ProcessGrid, chunk: ModelChunk, capacity: int) -> Channels:
     """The channels of a chunk; parameters as for `hybridnn.pipeline.execution.chunk_runtime.ChunkRuntime`."""
-    depths = plan.depths
     own_position = StagePosition(grid.pipeline_rank, grid.batch_rank, grid.model_rank)
     first, last = chunk.shards[0].layer, chunk.shards[-1].layer
 
@@ -234,10 +233,10 @@ def make_channels(plan: ChunkPlan, grid: ProcessGrid, chunk: ModelChunk, capacit
     input_receiver = gradient_receiver = output_sender = gradient_sender = None
     if plan.before is not None:
         before, chunk_before = plan.before
-        input_receiver = end(Receiver, plan.index, False, before, first.inputs, depths.input_receiver)
-        gradient_sender = end(Sender, chunk_before, True, before, first.inputs, depths.gradient_sender)
+        input_receiver = end(Receiver, plan.index, False, before, first.inputs, plan.depths.input_receiver)
+        gradient_sender = end(Sender, chunk_before, True, before, first.inputs, plan.depths.gradient_sender)
     if plan.after is not None:
         after, chunk_after = plan.after
-        gradient_receiver = end(Receiver, plan.index, True, after, last.outputs, depths.gradient_receiver)
-        output_sender = end(Sender, chunk_after, False, after, last.outputs, depths.output_sender)
+        gradient_receiver = end(Receiver, plan.index, True, after, last.outputs, plan.depths.gradient_receiver)
+        output_sender = end(Sender, chunk_after, False, after, last.outputs, plan.depths.output_sender)
     return input_receiver, gradient_receiver, output_sender, gradient_sender

@@ -82,7 +82,7 @@ def zero_bubble_h1(size: ScheduleSize, stage: int) -> list[Instruction]:
 
     Stage k then holds the activations of K - k microbatches in flight and of k that wait for their weight gradient.
     """
-    return _with_late_weights(size, _parts(size), size.stages - stage, stage)
+    return _in_turn(size, _parts(size), size.stages - 1 - stage, late=stage)
 
 
 def zero_bubble_h2(size: ScheduleSize, stage: int) -> list[Instruction]:
@@ -91,12 +91,12 @@ def zero_bubble_h2(size: ScheduleSize, stage: int) -> list[Instruction]:
     Every stage computes without a pause and holds 2K - 1 microbatches. Stage k ends k passes after the first: there is
     no bubble if it updates at once.
     """
-    return _with_late_weights(size, _parts(size), 2 * (size.stages - stage) - 1, 2 * stage)
+    return _in_turn(size, _parts(size), 2 * (size.stages - 1 - stage), late=2 * stage)
 
 
 def interleaved_zb(size: ScheduleSize, stage: int) -> list[Instruction]:
     """`interleaved` whose weight gradients are k passes of chunks late (as PyTorch has it, after Qi et al. 2024)."""
-    return _with_late_weights(size, _parts(size, size.stages), interleaved_warm_up(size, stage) + 1, stage)
+    return _in_turn(size, _parts(size, size.stages), interleaved_warm_up(size, stage), late=stage)
 
 
 def in_word(size: ScheduleSize, stage: int) -> list[Instruction]:
@@ -209,28 +209,19 @@ def _computed(kind: type[Instruction], minibatch: int, parts: Parts, chunks: int
     return tuple(kind(minibatch, m, chunks - 1 - chunk if chunks else chunk) for m, chunk in parts)
 
 
-def _in_turn(size: ScheduleSize, parts: Parts, warm_up: int) -> list[Instruction]:
-    """After the warm-up a forward and a backward pass in turn; the pipeline is empty after every minibatch."""
-    order: list[Instruction] = []
-    for t in range(size.minibatches):
-        backwards = [(backward,) for backward in _computed(Backward, t, parts, size.chunks)]
-        order += _alternate(_computed(Forward, t, parts), backwards, warm_up)
-        order += update_of(t)
-    return order
+def _in_turn(size: ScheduleSize, parts: Parts, warm_up: int, late: int | None = None) -> list[Instruction]:
+    """After the warm-up a forward and a backward pass in turn; the pipeline is empty after every minibatch.
 
-
-def _with_late_weights(size: ScheduleSize, parts: Parts, warm_up: int, late: int) -> list[Instruction]:
-    """As `_in_turn`, but weight gradients follow so many input gradients later, and the warm-up is one pass longer."""
+    Weight gradients are so many passes `late`, and without it parts of the backward passes.
+    """
     order: list[Instruction] = []
+    kind, wait = (Backward, len(parts)) if late is None else (InputGradient, late)
     for t in range(size.minibatches):
-        forwards = _computed(Forward, t, parts)
-        of_input, of_weights = (_computed(kind, t, parts, size.chunks) for kind in (InputGradient, WeightGradient))
-        order += forwards[:warm_up]
-        for number, gradient in enumerate(of_input):
-            order.append(gradient)
-            order += of_weights[number - late : number - late + 1] if number >= late else ()
-            order += forwards[warm_up + number : warm_up + number + 1]
-        order += of_weights[max(0, len(parts) - late) :]
+        of_weights = () if late is None else _computed(WeightGradient, t, parts, size.chunks)
+        passes = enumerate(_computed(kind, t, parts, size.chunks))
+        groups = [(one, *of_weights[max(0, n - wait) : max(0, n - wait + 1)]) for n, one in passes]
+        order += _alternate(_computed(Forward, t, parts), groups, warm_up)
+        order += of_weights[max(0, len(parts) - wait) :]
         order += update_of(t)
     return order
 

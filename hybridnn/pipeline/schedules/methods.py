@@ -32,12 +32,8 @@ def evaluation(size: ScheduleSize, stage: int) -> list[Instruction]:
     return [Forward(t, 0, chunk) for _, t, chunk in timed]
 
 
-def _one_microbatch(size: ScheduleSize, stage: int) -> int:
-    return size.chunks
-
-
-SEQUENTIAL = Method("sequential", "one minibatch at a time", one_minibatch_at_a_time, EXACT, _one_microbatch)
-EVALUATION = Method("evaluation", "forward passes alone", evaluation, INITIAL, _one_microbatch)
+SEQUENTIAL = Method("sequential", "one minibatch at a time", one_minibatch_at_a_time, EXACT, lambda size, stage: 1)
+EVALUATION = Method("evaluation", "forward passes alone", evaluation, INITIAL, lambda size, stage: size.chunks)
 
 
 class _Methods(Mapping[str, Method]):
@@ -106,6 +102,8 @@ def require_supported(method: Method, size: ScheduleSize, weight_grad: str) -> N
         times = f"{method.microbatches_per_stage} times " * (method.microbatches_per_stage > 1)
         allowed = f"{'a multiple of' if method.whole_groups else f'at least {times}'.rstrip()} the {stages} stages"
         raise SettingError("parallel.microbatches", microbatches, f"{allowed} with {method.name}")
+    if method.recomputes and method.placement is not LOOP:
+        raise SettingError("parallel.method", method.name, "recomputes, which chunks that hand arrays over cannot")
     if size.barriers and not method.may_have_barriers:
         having = ", ".join(name for name, other in METHODS.items() if other.may_have_barriers)
         raise SettingError("parallel.barriers", True, f"false with {method.name}; true only with {having}")

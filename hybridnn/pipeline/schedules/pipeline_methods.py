@@ -40,11 +40,8 @@ def _in_word(size: ScheduleSize, stage: int) -> int:
 
 def _interleaved(late: int) -> ActivationBound:
     """The warm-up and the next pass, and weight gradients that are so many passes late, times k."""
-
-    def bound(size: ScheduleSize, stage: int) -> int:
-        return min(orders.interleaved_warm_up(size, stage) + 1 + late * stage, size.microbatches * size.chunks)
-
-    return bound
+    warm_up = orders.interleaved_warm_up
+    return lambda size, stage: min(warm_up(size, stage) + 1 + late * stage, size.microbatches * size.chunks)
 
 
 def _everywhere(most: Callable[[int], float]) -> ActivationBound:
@@ -66,12 +63,8 @@ def _exact(name: str, summary: str, order: Order, activations: ActivationBound, 
     return Method(name, summary, order, policies.EXACT, activations, cuts_minibatches=True, **options)
 
 
-def _late(name: str, summary: str, order: Order, activations: ActivationBound, **options: Any) -> Method:
-    return _exact(name, summary, order, activations, placed_weight_gradients=True, **options)
-
-
 def _in_v(name: str, summary: str, order: Order, most: Callable[[int], float], **options: Any) -> Method:
-    return _late(name, summary, order, _everywhere(most), chunks=range(2, 3), placement=WAVES, **options)
+    return _exact(name, summary, order, _everywhere(most), **LATE, chunks=range(2, 3), placement=WAVES, **options)
 
 
 def _over_minibatches(name: str, summary: str, policy: policies.WeightPolicy) -> Method:
@@ -79,6 +72,7 @@ def _over_minibatches(name: str, summary: str, policy: policies.WeightPolicy) ->
 
 
 SEVERAL = range(2, 1 << 30)  # numbers of chunks
+LATE: dict[str, Any] = {"placed_weight_gradients": True}
 IN_GROUPS: dict[str, Any] = {"chunks": SEVERAL, "whole_groups": True}
 BARRIERS: dict[str, Any] = {"placed_messages": True, "may_have_barriers": True}
 
@@ -88,9 +82,9 @@ PIPELINE_METHODS = (
     _exact("eager-1f1b", "1f1b with a warm-up twice as long", orders.eager_1f1b, _after_warm_up(2)),
     _exact("interleaved", "1f1b over several chunks", orders.interleaved, _interleaved(0), **IN_GROUPS),
     _exact("looped-bfs", "gpipe over several chunks", orders.looped_bfs, _complete_minibatch, chunks=SEVERAL),
-    _late("zb-h1", "1f1b, weight gradients in the bubble", orders.zero_bubble_h1, _everywhere(lambda K: K)),
-    _late("zb-h2", "no bubble", orders.zero_bubble_h2, _everywhere(lambda K: 2 * K - 1), updates_alone=True),
-    _late("interleaved-zb", "zb-h1 over several chunks", orders.interleaved_zb, _interleaved(1), **IN_GROUPS),
+    _exact("zb-h1", "1f1b with late weight gradients", orders.zero_bubble_h1, _everywhere(lambda K: K), **LATE),
+    _exact("zb-h2", "no bubble", orders.zero_bubble_h2, _everywhere(lambda K: 2 * K - 1), **LATE, updates_alone=True),
+    _exact("interleaved-zb", "zb-h1 over several chunks", orders.interleaved_zb, _interleaved(1), **LATE, **IN_GROUPS),
     _in_v("zb-v", "no bubble; a V", waves.zb_v, lambda K: K, microbatches_per_stage=2, updates_alone=True),
     _in_v("dualpipe-v", "half of DualPipe; a V", waves.dualpipe_v, lambda K: K + 0.5, microbatches_per_stage=2),
     _in_v("v-half", "half of the activations of 1f1b; a V", waves.v_half, lambda K: (K + 2) // 2),

@@ -19,7 +19,7 @@ class Placement:
     swap: Callable[[int, int, int], int]
 
     def virtual(self, stage: int, chunk: int, stages: int) -> int:
-        """The virtual stage of a chunk of a stage."""
+        """The virtual stage of a chunk."""
         return chunk * stages + self.swap(chunk, stage, stages)
 
     def at(self, virtual: int, stages: int) -> tuple[int, int]:

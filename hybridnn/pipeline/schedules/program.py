@@ -228,7 +228,8 @@ def plan_memory(schedule: Schedule, stage: int) -> MemoryPlan:
     """Plan the buffers of a stage, whose list must have passed the linter's checks of order."""
     order = schedule.orders[stage]
     free, done = _last_uses(order)
-    taken = frozenset(chunk for chunk in range(schedule.chunks) if schedule.takes_over(stage, chunk))
+    chunks = range(schedule.chunks)
+    taken = frozenset(c for c in chunks if not (schedule.is_first(stage, c) or schedule.receives(stage, c)))
     inputs = {part: lifetime for part, lifetime in _inputs(order, free).items() if part[2] not in taken}
     activations, alive = (_activations(order, uses, taken) for uses in (free, done))
     input_slots, input_counts = _assign(inputs, lambda part: part[2], schedule.chunks)

@@ -130,16 +130,12 @@ class Schedule:
         return self.placement.at(self.placement.virtual(stage, chunk, self.stages) + 1, self.stages)
 
     def receives(self, stage: int, chunk: int) -> bool:
-        """Whether a chunk receives its input from another stage: the chunk before it on its own stage hands it over."""
+        """Whether a chunk receives its input from another stage; else the chunk before on its stage hands it over."""
         return not self.is_first(stage, chunk) and self.before(stage, chunk)[0] != stage
 
     def sends(self, stage: int, chunk: int) -> bool:
         """Whether a chunk sends its output to another stage."""
         return not self.is_last(stage, chunk) and self.after(stage, chunk)[0] != stage
-
-    def takes_over(self, stage: int, chunk: int) -> bool:
-        """Whether the input of a chunk is the output of the chunk before it on its stage, without a message."""
-        return not (self.is_first(stage, chunk) or self.receives(stage, chunk))
 
     def weights_read(self, stage: int, instruction: Instruction) -> WeightRead | None:
         """Weights that an instruction reads; None if it reads none.

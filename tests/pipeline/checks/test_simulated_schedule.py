@@ -100,10 +100,8 @@ def test_closed_forms(method: str) -> None:
             size = {"stages": p, "minibatches": 1, "microbatches": m, "chunks": kind.chunks[0]}
             timeline = simulate(make_schedule(method, **size, messages=False), Durations(1, 2, 1))
             idle = max(own[-1].end - own[0].start for own in timeline.stages) - 3 * m
-            print(
-                f"{method}: p {p}, m {m}, bubble {idle / (3 * m + idle):.4f}, makespan {timeline.makespan:g}, ", end=""
-            )
-            print(f"difference to the authors' {idle - slots(p):g}")
+            found = f"bubble {idle / (3 * m + idle):.4f}, makespan {timeline.makespan:g}"
+            print(f"{method}: p {p}, m {m}, {found}, difference to the authors' {idle - slots(p):g}")
             assert max(plan.peak_live_activations for plan in timeline.plans) == held(p) * kind.chunks[0]
             if (method, p) == ("v-min", 2):  # 2p is the limit for many stages: here the pattern begins 2.5 slots closer
                 assert idle == 1.5

@@ -299,7 +299,8 @@ def test_buffers_hold_the_data_that_are_read(method: str) -> None:
         for i in schedule.orders[stage]:
             part, c = (i.minibatch, i.microbatch, i.chunk), i.chunk
             # The input may be the output of the chunk before.
-            taken, before = schedule.takes_over(stage, c), (i.minibatch, i.microbatch, c - 1)
+            taken = c > 0 and schedule.before(stage, c)[0] == stage
+            before = i.minibatch, i.microbatch, c - 1
             if i.name in ("load", "forward", "recompute") and not taken:
                 slot = plan.input_slots[part]
                 assert slot < plan.inputs[c]
