@@ -147,16 +147,16 @@ def lower_bound(times: Sequence[StageTimes], microbatches: int, limit: int) -> f
 
 
 def searched(
-    layout: Layout, stage_times: Callable[[Layout], Iterable[StageTimes]], limit: int = 0, merges: bool | None = None
+    layout: Layout, times: Callable[[Layout], Iterable[StageTimes]], limit: object = None, merges: bool | None = None
 ) -> Layout:
-    """A layout with the fastest order by the times of its stages, for weight gradients that it `merges`, or none.
+    """A layout with the fastest order by the times of its stages; `limit` as ``parallel.order``, where it is a number.
 
-    By default it does what is faster.
+    Weight gradients of all microbatches are one product if it `merges`; by default if that is faster.
     """
-    allowed = (False, True)[: 1 + (limit in (0, layout.microbatches))] if merges is None else (merges,)
+    count, most = layout.microbatches, limit if isinstance(limit, int) else 0
+    allowed = (False, True)[: 1 + (most in (0, count))] if merges is None else (merges,)
     candidates = [replace(layout, method="searched", merges=it, order=()) for it in allowed]
-    found = [(search(tuple(stage_times(it)), layout.microbatches, limit), it.merges) for it in candidates]
-    best, merges = min(found)
+    best, merges = min((search(tuple(times(it)), count, most), it.merges) for it in candidates)
     return replace(candidates[0], merges=merges, order=tuple(it.replace("W", "W"[merges:]) for it in best.order))
 
 
@@ -165,12 +165,10 @@ def typical_times(model: MLP, batch_size: int, itemsize: int, layout: Layout) ->
     samples, ends = ceil(batch_size / layout.microbatches), accumulate(layout.layers, initial=0)
     for (first, end), (batch, ranks) in zip(pairwise(ends), layout.stages, strict=True):
         rows = ceil(samples / batch)
-        sizes = (rows, rows * layout.microbatches) if layout.merges else (rows, rows)
-        once, weights = (
+        once, all_at_once = (
             [typical_passes(it, ranks, size, itemsize) / (3 if it.index else 2) for it in model.layers[first:end]]
-            for size in sizes
+            for size in (rows, rows * layout.microbatches)
         )
-        weight = INSTRUCTION + sum(weights)
+        weight, last = (0.0, INSTRUCTION + sum(all_at_once)) if layout.merges else (INSTRUCTION + sum(once), 0.0)
         message = typical_messages(model.sizes[end] * samples * itemsize) / 2
-        passes = INSTRUCTION + sum(once), INSTRUCTION + sum(once[not first :])
-        yield StageTimes(*passes, *((0, weight) if layout.merges else (weight, 0)), message)
+        yield StageTimes(INSTRUCTION + sum(once), INSTRUCTION + sum(once[not first :]), weight, last, message)
