@@ -346,20 +346,17 @@ def test_methods_microbatches_and_chunks() -> None:
     assert not [one for one in layouts(DEEP, 3) if one.method == "interleaved"]
 
 
-@pytest.mark.parametrize("stages", [4, 8])
-@pytest.mark.parametrize("machine", MACHINES.values(), ids=MACHINES)
-def test_a_searched_order_is_not_slower_than_a_method(machine: Machine, stages: int) -> None:
-    """On the clock of the cost model: of one chunk, with as many microbatches; and a plan has it where it is faster."""
-    wanted = {"pipeline": stages, "chunks": 1, "microbatches": 2 * stages}
+@pytest.mark.parametrize(("machine", "stages"), product(MACHINES.values(), (4, 8)))
+def test_a_searched_order_is_not_slower_than_a_method_of_one_chunk(machine: Machine, stages: int) -> None:
+    wanted = {"pipeline": stages, "chunks": 1, "microbatches": 2 * stages, "exact": True}
     best = best_exact(MANY_LAYERS, machine, stages, wanted)
     found = with_searched(best, MANY_LAYERS, machine, wanted)
-    order = searched(best.layout, lambda it: StageCosts(MANY_LAYERS, it, machine).stage_times())
-    assert predict(MANY_LAYERS, order, machine).seconds_per_step <= best.seconds_per_step * (1 + 1e-9)
-    assert found.seconds_per_step < best.seconds_per_step or found == best
-    assert plan(MANY_LAYERS, machine, stages, wanted=wanted | {"exact": True}).best == found
+    assert found == best or (found.seconds_per_step < best.seconds_per_step and found.layout.order)
+    layout = searched(best.layout, lambda it: StageCosts(MANY_LAYERS, it, machine).stage_times())
+    assert predict(MANY_LAYERS, layout, machine).seconds_per_step <= best.seconds_per_step * (1 + 1e-9)
+    assert plan(MANY_LAYERS, machine, stages, wanted=wanted).best == found
     small = machine.model_copy(update={"memory_bytes_per_rank": best.memory_bytes})
     assert with_searched(best, MANY_LAYERS, small, wanted).memory_bytes <= best.memory_bytes
-    assert with_searched(best, MANY_LAYERS, machine, wanted | {"method": best.layout.method}) == best
 
 
 def test_sgd_without_momentum_excludes_methods() -> None:
