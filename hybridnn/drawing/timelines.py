@@ -13,7 +13,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from hybridnn.cost.order_search import StageTimes, search
 from hybridnn.drawing import DrawnObject
 from hybridnn.drawing.animation import Animation, animate_timeline, html_page
 from hybridnn.drawing.drawing import Arrow, Drawing, draw_timeline
@@ -196,6 +195,8 @@ def schedule(
         microbatches = size("microbatches", microbatches, 2 * stages if info.cuts_minibatches else 1)
         order: tuple[str, ...] = ()
         if info.ordered and weight_grad != "merged":
+            from hybridnn.cost.order_search import StageTimes, search  # loads NumPy
+
             times = StageTimes(durations.forward, durations.backward - durations.weight, durations.weight, 0.0, message)
             order = search((times,) * stages, microbatches, in_flight or 0).order
         made = make_schedule(
