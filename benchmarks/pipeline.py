@@ -34,7 +34,7 @@ MICROBATCHES_OF_METHODS = 8
 
 ROUNDS = 20  # of passes that are timed alone
 
-METHODS = ("sequential", "fr", "ddg", "pipedream", "gpipe", "1f1b", "zb-h1", "vanilla", "spectrain")
+METHODS = ("sequential", "fr", "ddg", "pipedream", "gpipe", "1f1b", "zb-h1", "searched", "vanilla", "spectrain")
 
 
 def piped_run(case: Case, options: dict[str, Any], recorder: Recorder | None = None) -> tuple[Trainer, Run]:
@@ -157,7 +157,7 @@ def methods_in_turn(pairs: int) -> list[dict[str, Any]]:
     formulas = {method: minibatch_time(method, WORLD.size, forward, backward) for method in KANG_METHODS}
     programs = {}
     for method in METHODS:
-        microbatches = MICROBATCHES_OF_METHODS if method in ("gpipe", "1f1b", "zb-h1") else None
+        microbatches = MICROBATCHES_OF_METHODS if method in ("gpipe", "1f1b", "zb-h1", "searched") else None
         options = {"method": method, "microbatches": microbatches, "barriers": method in ("ddg", "fr")}
         programs[method] = piped_run(BALANCED, options, Recorder(1 << 16))
     seconds = in_turn({method: run for method, (_, run) in programs.items()}, pairs, WORLD.Barrier)

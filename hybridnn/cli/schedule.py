@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hybridnn.cli.options import OutputPicture, count, method_names, option
+from hybridnn.cli.options import MachineFile, OutputPicture, count, method_names, option
 from hybridnn.cli.output import (
     PICTURES,
     choose_format,
@@ -23,7 +23,7 @@ from hybridnn.cli.output import (
 from hybridnn.errors import SettingError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.console import Console
     from rich.table import Table
@@ -46,7 +46,8 @@ def schedule(
     method: Annotated[
         str | None,
         typer.Argument(
-            help="A pipeline method, or a .json file with a schedule of your own (default: methods are listed).",
+            help="A pipeline method, or a .json file with a schedule of your own (default: methods are listed). With "
+            "--compare and --machine a settings file with the network.",
             metavar="METHOD",
             autocompletion=method_names,
         ),
@@ -67,6 +68,9 @@ def schedule(
         float | None, option("Duration of the weight gradients within it; by default half.", "TIME", least=0.0)
     ] = None,
     message: Annotated[float, option("Duration of a message between two stages.", "TIME", least=0.0)] = 0.0,
+    in_flight: Annotated[int | None, count("Most microbatches in flight on a stage, for searched.")] = None,
+    compare: Annotated[bool, typer.Option("--compare", help="Compare all exact methods in a table.")] = False,
+    machine: MachineFile = None,
     barriers: Annotated[
         bool, typer.Option("--barriers", help="Put barriers before each forward and each backward pass of ddg and fr.")
     ] = False,
@@ -89,6 +93,18 @@ def schedule(
     from hybridnn.pipeline.checks.lint import audit
     from hybridnn.pipeline.schedules.methods import METHODS
 
+    durations = {"forward": forward, "backward": backward, "weight": weight, "message": message}
+    options: dict[str, Any] = durations | {"stages": stages, "microbatches": microbatches, "in_flight": in_flight}
+    if compare:
+        found = _compared(options) if machine is None else _compared(options, method, machine)
+        write_result(
+            choose_format(output_format, out),
+            out,
+            lambda console: console.print(_method_table(found)),
+            lambda: found,
+            lambda: timelines.schedule(found[0]["method"], **options).drawing,
+        )
+        return
     if method is None:
         make_console().print(new_grid((info.name, info.summary) for info in METHODS.values()))
         return
@@ -97,31 +113,70 @@ def schedule(
     if messages and picture not in PICTURES:
         raise SettingError("--messages", True, "needs a picture: give --out FILE.svg, .png or .pdf")
     require_width(width, picture)
-    made = timelines.schedule(
-        method,
-        stages=stages,
-        minibatches=minibatches,
-        microbatches=microbatches,
-        chunks=chunks,
-        barriers=barriers,
-        forward=forward,
-        backward=backward,
-        weight=weight,
-        message=message,
-    )
-    timeline, durations = made.timeline, made.durations
-    rows = audit(timeline.schedule)
+    made = timelines.schedule(method, minibatches=minibatches, chunks=chunks, barriers=barriers, **options)
+    timeline, rows = made.timeline, audit(made.timeline.schedule)
     if picture is None:
         write_file(html_page(made.animation), out)
         return
     write_result(
         picture,
         out,
-        lambda console: _print_report(console, timeline, durations, rows, all_versions=versions),
-        lambda: _facts(timeline, durations, rows),
+        lambda console: _print_report(console, timeline, made.durations, rows, all_versions=versions),
+        lambda: _facts(timeline, made.durations, rows),
         lambda: made.drawn(messages=messages, versions=versions),
         width,
     )
+
+
+def _compared(
+    options: Mapping[str, Any], config: str | None = None, machine: str | None = None
+) -> list[dict[str, Any]]:
+    """The exact methods of this size, the fastest first: in the time of the options, or in ms on a machine."""
+    from hybridnn.drawing import timelines
+    from hybridnn.pipeline.schedules.instructions import SendActivations, SendGradients
+    from hybridnn.pipeline.schedules.methods import METHODS
+    from hybridnn.pipeline.schedules.program import plan_memory
+
+    rows, refused = [], SettingError("--compare", True, "no method")
+    for name in (it.name for it in METHODS.values() if it.exact and it.cuts_minibatches):
+        try:
+            if machine is None:
+                timed = timelines.schedule(name, **options)
+                made, time, bubble = timed.timeline.schedule, timed.makespan, timed.bubble_fraction
+            else:
+                made, time, bubble = _predicted(config, machine, options["stages"], options["microbatches"], name)
+        except SettingError as error:
+            refused = error
+            continue
+        live = max(plan_memory(made, stage).peak_live_activations for stage in range(made.stages)) / made.chunks
+        sent = sum(isinstance(item, SendActivations | SendGradients) for order in made.orders for item in order)
+        rows.append({"method": name, "time": time, "bubble": bubble, "in_flight": live, "messages": sent})
+    if not rows:
+        raise refused
+    return sorted(rows, key=lambda row: row["time"])
+
+
+def _predicted(
+    config: str | None, machine: str, stages: int, microbatches: int | None, method: str
+) -> tuple[Schedule, float, float]:
+    from hybridnn.config.settings import load_settings
+    from hybridnn.cost.machine_file import require_machine
+    from hybridnn.cost.prediction.predict import predict
+    from hybridnn.runs.workload import layout_from_settings, workload_from_settings
+
+    given = [f"parallel.pipeline={stages}", f"parallel.method={method}"]
+    given += [f"parallel.microbatches={microbatches}"] if microbatches else []
+    settings, cluster = load_settings(None if config is None else Path(config), given), require_machine(machine)
+    workload = workload_from_settings(settings)
+    layout = layout_from_settings(settings, stages, workload.model, cluster)
+    step = predict(workload, layout, cluster)
+    return layout.schedule(1), 1e3 * step.seconds_per_step, step.breakdown.bubble / step.seconds_per_step
+
+
+def _method_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    formats = ("{}", "{:.6g}", "{:.1%}", "{:g}", "{}")
+    cells = [[form.format(value) for form, value in zip(formats, row.values(), strict=True)] for row in rows]
+    return new_table(("method",), ("time", "bubble", "microbatches\nin flight", "messages"), cells)
 
 
 def _print_report(

@@ -147,6 +147,7 @@ def keys_of_layout(layout: Layout) -> dict[str, Any]:
         "microbatches": layout.microbatches,
         "chunks": layout.chunks,
         "partition": list(layout.layers),
+        "order": list(layout.order) or None,
     }
 
 

@@ -25,6 +25,7 @@ from hybridnn.pipeline.schedules.methods import METHODS, make_schedule
 
 LETTERS: dict[type[Instruction], str] = {Forward: "F", InputGradient: "B", WeightGradient: "W", Backward: "BW"}
 WARM_UPS = tuple(product((0, 1), (1, 1.5, 2, 3, inf), (0, 1, 2)))  # first letter; a (K - k) + b in flight on stage k
+STEPS = ((1, 0), (-1, 0), (0, 1))  # one microbatch in flight more or less, or the other letter first
 IMPROVED = 3  # lists of rules with which local search begins
 TIMED = 150_000  # passes after which it ends: 8 stages and 32 microbatches take less than 2 s in all
 
@@ -47,10 +48,6 @@ class Found(NamedTuple):
     order: tuple[str, ...]
 
 
-Rule = tuple[float, int] | str
-"""Most microbatches in flight and the letter that goes first, 0 forward pass or 1 input gradient; or a word."""
-
-
 @lru_cache(64)
 def search(times: tuple[StageTimes, ...], microbatches: int, limit: int = 0) -> Found:
     """The fastest order found in which no stage has more than `limit` microbatches in flight; 0: all may be.
@@ -66,15 +63,12 @@ def search(times: tuple[StageTimes, ...], microbatches: int, limit: int = 0) -> 
         for _ in range(TIMED // (9 * microbatches * count**2)):  # a try times three changes of each stage
             if timed(rules).makespan <= bound:
                 break
-            changes = [
-                (*rules[:k], rule, *rules[k + 1 :])
-                for k, (most, first) in enumerate(rules)
-                for rule in ((most + 1, first), (most - 1, first), (most, 1 - first))
-                if 1 <= rule[0] <= limit
-            ]
-            rules, before = min([rules, *changes], key=timed), rules
-            if rules == before:
+            changes = ((k, (most + d, first ^ e)) for k, (most, first) in enumerate(rules) for d, e in STEPS)
+            others = ((*rules[:k], rule, *rules[k + 1 :]) for k, rule in changes if 1 <= rule[0] <= limit)
+            best = min([rules, *others], key=timed)
+            if best == rules:
                 break
+            rules = best
         found.append(timed(rules))
     return min(found)
 
@@ -87,22 +81,26 @@ def exact_orders(stages: int, microbatches: int) -> Iterator[tuple[str, ...]]:
             yield tuple("".join(LETTERS.get(type(item), "") for item in order) for order in made.orders)
 
 
-def play(times: Sequence[StageTimes], microbatches: int, rules: Sequence[Rule]) -> Found:
-    """Begin one pass after the other, of those that the rules of the stages choose the earliest."""
+def play(times: Sequence[StageTimes], microbatches: int, rules: Sequence[tuple[float, int] | str]) -> Found:
+    """Begin one pass after the other, of those that the rules of the stages choose the earliest.
+
+    A rule is a word, or the most microbatches in flight and the letter that goes first, of forward passes 0 and input
+    gradients 1.
+    """
     count, letters = len(times), "FBW"
     ready: list[list[list[float]]] = [[[], [], []] for _ in times]  # by stage and letter: when each pass may begin
     ready[0][0] = [0.0] * microbatches
-    clocks, done, words, peaks = [0.0] * count, [[0, 0, 0] for _ in times], [""] * count, [0] * count
+    clocks, done, words, peaks = [0.0] * count, [[0] * 3 for _ in times], [""] * count, [0] * count
 
     def upcoming(stage: int) -> tuple[float, int, int]:
         made, rule = zip(ready[stage], done[stage], strict=True), rules[stage]
         starts = [max(clocks[stage], items[number]) if number < len(items) else inf for items, number in made]
         if isinstance(rule, str):
             letter = letters.find(rule[len(words[stage]) :][:1] or "F")
-        else:
-            if done[stage][0] - done[stage][2] >= rule[0]:
-                starts[0] = inf
-            letter = min((rule[1], 1 - rule[1], 2), key=starts.__getitem__)
+            return starts[letter], stage, letter
+        if done[stage][0] - done[stage][2] >= rule[0]:
+            starts[0] = inf
+        letter = min((rule[1], 1 - rule[1], 2), key=starts.__getitem__)
         return starts[letter], stage, letter
 
     following = [upcoming(stage) for stage in range(count)]
@@ -118,9 +116,8 @@ def play(times: Sequence[StageTimes], microbatches: int, rules: Sequence[Rule]) 
                 ready[user][kind].append(end if user == stage else end + times[min(user, stage)].message)
                 following[user] = upcoming(user)
         following[stage] = upcoming(stage)
-    whole = all(number == microbatches for counts in done for number in counts)
     makespan = max(clock + stage.end for clock, stage in zip(clocks, times, strict=True))
-    return Found(makespan if whole else inf, max(peaks), tuple(words))
+    return Found(makespan if done == [[microbatches] * 3] * count else inf, max(peaks), tuple(words))
 
 
 def lower_bound(times: Sequence[StageTimes], microbatches: int, limit: int) -> float:
@@ -147,16 +144,16 @@ def lower_bound(times: Sequence[StageTimes], microbatches: int, limit: int) -> f
 
 
 def searched(
-    layout: Layout, stage_times: Callable[[Layout], Iterable[StageTimes]], limit: int = 0, merges: bool | None = None
+    layout: Layout, times: Callable[[Layout], Iterable[StageTimes]], limit: object = None, merges: bool | None = None
 ) -> Layout:
-    """A layout with the fastest order by the times of its stages, for weight gradients that it `merges`, or none.
+    """A layout with the fastest order by the times of its stages; `limit` as ``parallel.order``, where it is a number.
 
-    By default it does what is faster.
+    Weight gradients of all microbatches are one product if it `merges`; by default if that is faster.
     """
-    allowed = (False, True)[: 1 + (limit in (0, layout.microbatches))] if merges is None else (merges,)
+    count, most = layout.microbatches, limit if isinstance(limit, int) else 0
+    allowed = (False, True)[: 1 + (most in (0, count))] if merges is None else (merges,)
     candidates = [replace(layout, method="searched", merges=it, order=()) for it in allowed]
-    found = [(search(tuple(stage_times(it)), layout.microbatches, limit), it.merges) for it in candidates]
-    best, merges = min(found)
+    best, merges = min((search(tuple(times(it)), count, most), it.merges) for it in candidates)
     return replace(candidates[0], merges=merges, order=tuple(it.replace("W", "W"[merges:]) for it in best.order))
 
 
@@ -165,12 +162,10 @@ def typical_times(model: MLP, batch_size: int, itemsize: int, layout: Layout) ->
     samples, ends = ceil(batch_size / layout.microbatches), accumulate(layout.layers, initial=0)
     for (first, end), (batch, ranks) in zip(pairwise(ends), layout.stages, strict=True):
         rows = ceil(samples / batch)
-        sizes = (rows, rows * layout.microbatches) if layout.merges else (rows, rows)
-        once, weights = (
+        once, all_at_once = (
             [typical_passes(it, ranks, size, itemsize) / (3 if it.index else 2) for it in model.layers[first:end]]
-            for size in sizes
+            for size in (rows, rows * layout.microbatches)
         )
-        weight = INSTRUCTION + sum(weights)
+        weight, last = (0.0, INSTRUCTION + sum(all_at_once)) if layout.merges else (INSTRUCTION + sum(once), 0.0)
         message = typical_messages(model.sizes[end] * samples * itemsize) / 2
-        passes = INSTRUCTION + sum(once), INSTRUCTION + sum(once[not first :])
-        yield StageTimes(*passes, *((0, weight) if layout.merges else (weight, 0)), message)
+        yield StageTimes(INSTRUCTION + sum(once), INSTRUCTION + sum(once[not first :]), weight, last, message)

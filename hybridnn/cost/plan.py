@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from hybridnn.cost.machine import Machine
+from hybridnn.cost.order_search import searched
 from hybridnn.cost.prediction import Workload
 from hybridnn.cost.prediction.memory import largest_memory
 from hybridnn.cost.prediction.predict import (
@@ -147,8 +148,8 @@ def _pipelines(workload: Workload, machine: Machine, grid: tuple[int, int, int],
         return balanced_layers(workload, machine, stages, placed=placed, microbatches=microbatches)
 
     for method in METHODS.values():
-        if not _allowed(wanted, "method", method.name):
-            continue
+        if not _allowed(wanted, "method", method.name) or (method.ordered and "method" not in wanted):
+            continue  # an order is searched for the fastest layout: see `with_searched`
         if not method.exact and "exact" in wanted:
             continue
         if method.predicts and not workload.slots:
@@ -217,8 +218,8 @@ def plan(workload: Workload, machine: Machine, ranks: int, top: int = 10, wanted
     if not options:
         raise search.nothing_fits(ranks)
     best = next(search.fastest_first(lambda layout: layout.exact), None)
-    if best is not None and best not in options:
-        options = (*options, best)
+    if best is not None and (best := with_searched(best, workload, machine, wanted)) not in options:
+        options = tuple(sorted((*options, best), key=lambda found: found.seconds_per_step))
     grid = None if best is None else best.layout.stages
     runner_up = next(search.fastest_first(lambda layout: layout.exact and layout.stages != grid), None)
     return Plan(workload, machine, ranks, len(search.layouts), options, best, runner_up)
@@ -231,6 +232,17 @@ def best_exact(workload: Workload, machine: Machine, ranks: int, wanted: Wanted 
     if best is None:
         raise search.nothing_fits(ranks)
     return best
+
+
+def with_searched(best: Prediction, workload: Workload, machine: Machine, wanted: Wanted = ANY) -> Prediction:
+    """The prediction of an exact layout, or with the order that is searched for it, if that is faster and fits."""
+    layout = best.layout
+    if len(layout.stages) == 1 or layout.chunks > 1 or not METHODS[wanted.get("method", "searched")].ordered:
+        return best
+    layout = searched(layout, lambda it: StageCosts(workload, it, machine).stage_times())
+    other = predict(workload, layout, machine)
+    fits = other.memory_bytes <= machine.memory_bytes_per_rank
+    return other if fits and other.seconds_per_step < best.seconds_per_step else best
 
 
 FEW_RANKS = 8

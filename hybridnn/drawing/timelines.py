@@ -138,6 +138,7 @@ def schedule(
     backward: float = 2.0,
     weight: float | None = None,
     message: float = 0.0,
+    in_flight: int | None = None,
 ) -> ScheduleTimeline:
     """The schedule of a pipeline method, on a simulated clock; notebooks show its picture.
 
@@ -163,6 +164,8 @@ def schedule(
         Time of the weight gradients within the backward pass; by default half of it.
     message : float
         Time of a message between two stages.
+    in_flight : int, optional
+        Most microbatches in flight on a stage with ``"searched"``, which is the fastest order found for these times.
 
     Raises
     ------
@@ -175,6 +178,8 @@ def schedule(
     >>> schedule("1f1b", stages=2, microbatches=4)
     <1f1b: 2 stages, 1 minibatch of 4 microbatches, makespan 15, bubble 20.0%>
     """
+    backward = require_number("backward", backward, at_least=0)
+    durations = Durations(forward, backward, backward / 2 if weight is None else weight, message)
     if isinstance(method, str) and method.endswith(".json"):
         given = {"minibatches": minibatches, "microbatches": microbatches, "chunks": chunks}
         given |= {"barriers": barriers or None}
@@ -188,18 +193,24 @@ def schedule(
         def size(name: str, value: int | None, default: int) -> int:
             return require_whole(name, default if value is None else value, 1)
 
+        microbatches = size("microbatches", microbatches, 2 * stages if info.cuts_minibatches else 1)
+        order: tuple[str, ...] = ()
+        if info.ordered and weight_grad != "merged":
+            from hybridnn.cost.order_search import StageTimes, search  # loads NumPy
+
+            times = StageTimes(durations.forward, durations.backward - durations.weight, durations.weight, 0.0, message)
+            order = search((times,) * stages, microbatches, in_flight or 0).order
         made = make_schedule(
             info.name,
             stages=stages,
             minibatches=size("minibatches", minibatches, 1 if info.cuts_minibatches else 2 * stages),
-            microbatches=size("microbatches", microbatches, 2 * stages if info.cuts_minibatches else 1),
+            microbatches=microbatches,
             chunks=size("chunks", chunks, info.chunks[0]),
             weight_grad=weight_grad,
             barriers=require_type("barriers", barriers, bool),
+            order=order,
         )
     lint(made)
-    backward = require_number("backward", backward, at_least=0)
-    durations = Durations(forward, backward, backward / 2 if weight is None else weight, message)
     return ScheduleTimeline(simulate(made, durations), durations)
 
 

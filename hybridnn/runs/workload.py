@@ -90,8 +90,8 @@ def layout_from_settings(settings: Settings, ranks: int, model: MLP, machine: Ma
     if not _searches(settings.parallel):
         return divided(workload, layout, machine, cuts=cuts and not layout.order, balances=balances)
     layout = divided(workload, replace(layout, order=()), machine, cuts=cuts, balances=balances)
-    limit = settings.parallel.order or 0
-    return searched(layout, lambda it: StageCosts(workload, it, machine).stage_times(), limit)
+    order = settings.parallel.order
+    return searched(layout, lambda it: StageCosts(workload, it, machine).stage_times(), order)
 
 
 def _searches(parallel: ParallelSettings) -> bool:
@@ -222,7 +222,7 @@ def fixed_constraints(settings: Settings) -> dict[str, Any]:
 def _choose(settings: Settings, ranks: int) -> dict[str, Any]:
     """The keys of ``[parallel]`` for the fastest exact layout."""
     from hybridnn.cost.machine_file import require_machine
-    from hybridnn.cost.plan import best_exact
+    from hybridnn.cost.plan import best_exact, with_searched
 
     parallel, wanted = settings.parallel, fixed_constraints(settings)
     for key in UNSUPPORTED:
@@ -242,5 +242,6 @@ def _choose(settings: Settings, ranks: int) -> dict[str, Any]:
     machine = require_machine()
     if machine.doubt:
         print(f"Warning: {machine.doubt}", file=sys.stderr, flush=True)
-    best = best_exact(workload_from_settings(settings), machine, ranks, wanted)
+    workload = workload_from_settings(settings)
+    best = with_searched(best_exact(workload, machine, ranks, wanted), workload, machine, wanted)
     return keys_of_layout(best.layout) | kept

@@ -221,10 +221,9 @@ class TrainConfig:
         "times are in `hybridnn train` those of the machine file, if there is one.",
     ] = option("parallel", "balanced", of_pipelines=True)
     order: Annotated[
-        Annotated[int | Sequence[str], Checked(_order, "a number, or a list of words, for example ['FFBB', 'FBFB']")]
-        | None,
-        "Order of the passes with `searched`; none: the fastest that is found. A number is a limit of the microbatches "
-        "in flight on a stage. A list has a word for each stage: F forward pass, B input gradient, W weight gradient.",
+        Annotated[int | Sequence[str], Checked(_order, "a number, or a list of words such as 'FFBWBW'")] | None,
+        "Order of the passes with `searched`; none: the fastest that is found. A number: with so many microbatches in "
+        "flight on a stage at most. A list: a word for each stage, of F forward, B input gradient, W weight gradient.",
     ] = option("parallel", None, of_pipelines=True)
     barriers: Annotated[
         bool,

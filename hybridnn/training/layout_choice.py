@@ -111,7 +111,7 @@ def resolve_pipeline(config: TrainConfig, stages: StageShapes) -> dict[str, Any]
 
         layout = Layout(stages, layers, microbatches=microbatches)
         times = partial(typical_times, config.model, config.batch_size, np.dtype(config.dtype).itemsize)
-        layout = searched(layout, times, config.order or 0, None if config.weight_grad == "auto" else merges)
+        layout = searched(layout, times, config.order, None if config.weight_grad == "auto" else merges)
         order, merges = layout.order, layout.merges
     return {
         "layers": layers,

@@ -32,6 +32,19 @@ def run(run_hybridnn: Run) -> Run:
     return partial(run_hybridnn, "schedule")
 
 
+def test_comparison_of_the_exact_methods(run: Run) -> None:
+    size = ("--stages", "4", "--microbatches", "8")
+    assert "zb-h1           27    11.1%              4         48" in output_of(run("--compare", *size))
+    rows = {row["method"]: row for row in facts_of(run, "--compare", *size, "--message", "1", "--in-flight", "6")}
+    assert min(rows, key=lambda name: rows[name]["time"]) == next(iter(rows)) == "searched"
+    assert (rows["searched"]["in_flight"], rows["gpipe"]["in_flight"], rows["interleaved"]["messages"]) == (6, 8, 112)
+    Path("net.toml").write_text("[model]\nhidden = [64, 96, 32, 64]\n")
+    machine = ("net.toml", "--machine", "cluster-1024", "--compare")
+    on_machine = facts_of(run, *machine, "--stages", "4")
+    assert {row["method"] for row in on_machine} == {"gpipe", "1f1b", "zb-h1", "searched"}  # too few layers for chunks
+    assert "at most 5, the number of layers" in error_line(run(*machine, "--stages", "6"))
+
+
 def test_json_holds_every_instruction_with_its_versions_and_times(run: Run) -> None:
     found = facts_of(run, "pipedream", "--stages", "3", "--minibatches", "5", "--backward", "1")
     about = (found["method"], len(found["stages"]), found["minibatches"], found["microbatches"])

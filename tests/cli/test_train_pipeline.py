@@ -8,7 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hybridnn.cost import order_search
 from hybridnn.pipeline.schedules.methods import METHODS
+from hybridnn.runs.run_files import read_config
 from reference.command_line import Run, assert_same_weights, error_line, output_of, records_of
 
 ON_FOUR = ("train", "--in-process", "4")
@@ -35,6 +37,18 @@ def test_the_command_of_the_page_of_pipelines_trains_digits_by_every_method(meth
     assert "stage 3" in out
     with np.load("run/weights.npz") as weights:
         assert weights[f"layers.{len(header['sizes']) - 2}.weight"].shape == (10, 64)
+
+
+def test_a_searched_order_is_stored_and_resumed_with(run_hybridnn: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    output_of(run_hybridnn(*ON_FOUR, *DIGITS, "--method", "searched", "--epochs", "1", "--out", "run"))
+    order = read_config(Path("run")).parallel.order
+    assert records_of("run")[0]["layout"]["order"] == list(order)
+    assert "parallel.order" in error_line(run_hybridnn(*ON_FOUR, *DIGITS, "--set", "parallel.order=3"))
+    command = (*ON_FOUR, *DIGITS, "--method", "searched", "--set", f"parallel.order={list(order[:3])}")
+    assert "a word for each of 4 stages" in error_line(run_hybridnn(*command))
+    monkeypatch.setattr(order_search, "search", None)  # a resumed run does not search
+    output_of(run_hybridnn(*ON_FOUR, "--resume", "run", "--set", "training.epochs=2"))
+    assert read_config(Path("run")).parallel.order == order
 
 
 def test_header_and_history_have_the_memory_of_every_stage(run_hybridnn: Run) -> None:

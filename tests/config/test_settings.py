@@ -77,7 +77,7 @@ def test_wrong_value_is_named_with_what_is_allowed(overrides: str) -> None:
         (
             "parallel.zzz=3",
             "unknown setting parallel.zzz; known in [parallel]: pipeline, batch, model, stages, "
-            "auto, model_split, overlap, shared_replicas, method, microbatches, chunks, partition, barriers",
+            "auto, model_split, overlap, shared_replicas, method, microbatches, chunks, partition, order, barriers",
         ),
         (
             "zzz.zzz=3",

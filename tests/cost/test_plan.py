@@ -11,6 +11,7 @@ from hybridnn import MLP, SGD
 from hybridnn.cost import plan as planning
 from hybridnn.cost.machine import Machine, Quality
 from hybridnn.cost.machine_file import read_machine
+from hybridnn.cost.order_search import searched
 from hybridnn.cost.plan import (
     StepBounds,
     best_curve,
@@ -21,11 +22,13 @@ from hybridnn.cost.plan import (
     most_ranks,
     plan,
     reason_sentence,
+    with_searched,
 )
 from hybridnn.cost.prediction import Workload
 from hybridnn.cost.prediction.groups import replica_groups
 from hybridnn.cost.prediction.memory import largest_memory
 from hybridnn.cost.prediction.predict import Prediction, balanced_layers, predict, scaling_curve
+from hybridnn.cost.prediction.stage_costs import StageCosts
 from hybridnn.cost.prediction.times import TimeBreakdown
 from hybridnn.errors import SettingError
 from hybridnn.pipeline.checks.lint import lint
@@ -159,7 +162,7 @@ def test_bounds_hold(machine: Machine) -> None:
         assert 0 < bounds.rough <= bounds.tight * (1 + 1e-9)
         assert bounds.tight <= seconds, layout
         methods.add(layout.method)
-    assert len(methods) == len(METHODS)
+    assert methods == {name for name, method in METHODS.items() if not method.ordered}
 
 
 def test_the_tight_bound_is_exact_without_waiting_for_messages() -> None:
@@ -332,7 +335,8 @@ def test_methods_microbatches_and_chunks() -> None:
     by_method = {name: sorted(one.microbatches for one in found if one.method == name) for name in METHODS}
     cut = [2, 4, 8, 16]  # up to 8 for each of 2 stages
     for name, method in METHODS.items():
-        assert by_method[name] == (cut if method.cuts_minibatches else [1]), name
+        assert by_method[name] == ([] if method.ordered else cut if method.cuts_minibatches else [1]), name
+    assert [one.microbatches for one in layouts(DEEP, 2, method="searched")] == cut
     assert {one.chunks for one in found if one.method == "interleaved"} == {2}
     # Three stages: powers of two, and those times three; interleaved schedules take only multiples of the stages.
     three = [one for one in layouts(replace(DEEP, model=MLP([8] + [16] * 8)), 3) if len(one.stages) == 3]
@@ -340,6 +344,19 @@ def test_methods_microbatches_and_chunks() -> None:
     assert sorted(one.microbatches for one in three if one.method == "interleaved") == [3, 6, 12, 24]
     # Two chunks for each of 3 stages need 6 layers.
     assert not [one for one in layouts(DEEP, 3) if one.method == "interleaved"]
+
+
+@pytest.mark.parametrize(("machine", "stages"), product(MACHINES.values(), (4, 8)))
+def test_a_searched_order_is_not_slower_than_a_method_of_one_chunk(machine: Machine, stages: int) -> None:
+    wanted = {"pipeline": stages, "chunks": 1, "microbatches": 2 * stages, "exact": True}
+    best = best_exact(MANY_LAYERS, machine, stages, wanted)
+    found = with_searched(best, MANY_LAYERS, machine, wanted)
+    assert found == best or (found.seconds_per_step < best.seconds_per_step and found.layout.order)
+    layout = searched(best.layout, lambda it: StageCosts(MANY_LAYERS, it, machine).stage_times())
+    assert predict(MANY_LAYERS, layout, machine).seconds_per_step <= best.seconds_per_step * (1 + 1e-9)
+    assert plan(MANY_LAYERS, machine, stages, wanted=wanted).best == found
+    small = machine.model_copy(update={"memory_bytes_per_rank": best.memory_bytes})
+    assert with_searched(best, MANY_LAYERS, small, wanted).memory_bytes <= best.memory_bytes
 
 
 def test_sgd_without_momentum_excludes_methods() -> None:

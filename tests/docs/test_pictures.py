@@ -20,6 +20,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("sequential", "pipedream", "vanilla", "spectrain"), WITHOUT_MICROBATCHES),
     **{name: {**WITHOUT_MICROBATCHES, "barriers": True} for name in ("ddg", "fr")},
     **dict.fromkeys(("gpipe", "1f1b", "interleaved", "zb-h1"), EXACT),
+    "searched": {**EXACT, "message": 1.0},
 }
 
 BY_HAND = ("process-grid", "one-process", "layer-splits")

@@ -265,15 +265,17 @@ class StageCosts:
         return self._loss_seconds(stage, chunk, self._samples(stage, instruction.microbatch))
 
     def stage_times(self) -> Iterator[StageTimes]:
-        """Times of the stages, for a search of their order."""
-        last, middle = len(self.layout.stages) - 1, min(1, self.layout.microbatches - 1)
+        """Times of the stages for a search of their order: a pass includes what a message takes from its receiver."""
+        last, middle, before = len(self.layout.stages) - 1, min(1, self.layout.microbatches - 1), 0.0
         for stage in range(last + 1):
-            passes = [self.duration(stage, kind(0, middle)) for kind in (Forward, InputGradient, WeightGradient)]
+            forward, gradient = (self.duration(stage, kind(0, middle)) for kind in (Forward, InputGradient))
+            weight = self.duration(stage, WeightGradient(0, ALL_MICROBATCHES if self.layout.merges else middle))
             end = self.duration(stage, ReduceGradients(0)) + self.duration(stage, Update(0))
-            if self.layout.merges:
-                end, passes[2] = end + self.duration(stage, WeightGradient(0, ALL_MICROBATCHES)), 0.0
-            channel = Channel(stage, stage + 1, False, 0)
-            yield StageTimes(*passes, end, self.message((channel, 0, middle)).transit if stage < last else 0.0)
+            after = self.message((Channel(stage, stage + 1, False, 0), 0, middle)).transit if stage < last else 0.0
+            passes = forward + (1 - self.hidden) * before, gradient + (1 - self.hidden) * after
+            once = (0.0, end + weight) if self.layout.merges else (weight, end)
+            yield StageTimes(*passes, *once, message=self.hidden * after)
+            before = after
 
     # -- collectives -------------------------------------------------------------------------------------------------
 

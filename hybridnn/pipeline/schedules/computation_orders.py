@@ -100,10 +100,10 @@ def interleaved_zb(size: ScheduleSize, stage: int) -> list[Instruction]:
 
 
 def in_word(size: ScheduleSize, stage: int) -> list[Instruction]:
-    """The order of the stage's word in `size`; without words, that of `one_forward_one_backward`.
+    """The order of the stage's word in `size`, with which it begins for each minibatch anew; without one, of 1F1B.
 
-    F, B and W are the forward pass, the input gradient and the weight gradient of its next microbatch: messages keep
-    their order, so that every exact order of one chunk per stage is such a word. Without W, backward passes are whole.
+    F, B and W are the forward pass, input gradient and weight gradient of the next microbatch. Messages keep their
+    order, so that every exact order of one chunk per stage is such a word. Without W, backward passes are whole.
     """
     if not size.order:
         return one_forward_one_backward(size, stage)
