@@ -83,7 +83,7 @@ BREEDING = HUNGRY.replace("np.ones(1 << 25)", "0").replace("range(8)", "range(30
 HEAVY = (
     *("memory hog", "fork bomb", "forks and allocates together", "looks for the key", "floods the grader"),
     *("prints without end", "meet in a file", "meet in shared memory", "deep outputs"),
-    *("endless loop", "endless import", "stops itself", "ignores signals", "recursion without end"),
+    *("endless loop", "endless sleep", "endless import", "stops itself", "ignores signals", "recursion without end"),
     *("floods the grader with small calls", "a frame that does not end"),
 )
 """Attacks that only `make test-all` tries, as they need a processor for seconds."""
