@@ -50,7 +50,7 @@ END_SECONDS = 5.0  # for it to end after the last case; a rank in a container ma
 CARRIED_BYTES = 128 << 20  # of all arrays of a rank
 CARRIED_CALLS = 100_000
 WHOLE_FACTOR = 4  # a training may take so many times the limit of a case
-WALL_FACTOR = 6  # and any case so many times its limit by the clock, as other programs use the machine, too
+WALL_FACTOR = 12  # and any case so many times its limit by the clock, as other programs use the machine, too
 BY_OTHERS = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 """Signals that the system, a person or another program may have sent."""
 SHOWN_BYTES = 4096  # of what a rank prints

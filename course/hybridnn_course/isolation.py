@@ -332,35 +332,25 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def reaped() -> dict[int, tuple[int, float]]:
-    """The processes that have ended: how, and their seconds of processor time."""
-    found = {}
+Ends = dict[int, tuple[int, float]]
+"""By process: how it ended, and its seconds of processor time."""
+
+
+def reap(found: Ends) -> bool:
+    """Add the processes that have ended; whether there are others."""
     with contextlib.suppress(ChildProcessError):
         while (one := os.wait4(-1, os.WNOHANG))[0]:
             found[one[0]] = one[1], one[2].ru_utime + one[2].ru_stime
-    return found
+        return True
+    return False
 
 
-def end_ranks(mode: str) -> dict[int, tuple[int, float]]:
-    """End every process that this process started, also those that left their session or changed their parent.
-
-    Returns what `reaped` says of them.
-    """
-    found: dict[int, tuple[int, float]] = {}
+def end_ranks(mode: str, found: Ends) -> None:
+    """End every process that this process started, also those that left their session or changed their parent."""
     deadline = time.monotonic() + 10
-    while _has_children() and time.monotonic() < deadline:
+    while reap(found) and time.monotonic() < deadline:
         _send_kill(mode)
-        found |= reaped()
         time.sleep(0.001)
-    return found
-
-
-def _has_children() -> bool:
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
 
 
 def _send_kill(mode: str) -> None:

@@ -27,7 +27,7 @@ from hybridnn_course.execution import describe_error, failure_of
 from hybridnn_course.frames import FrameError, receive_frame, send_frame
 from hybridnn_course.guard import hide_library
 from hybridnn_course.injection import find
-from hybridnn_course.isolation import become_worker, can_import, confine, end_ranks, enter_namespaces, reaped
+from hybridnn_course.isolation import Ends, become_worker, can_import, confine, end_ranks, enter_namespaces, reap
 from hybridnn_course.remote_group import RemoteGroup
 from hybridnn_course.whole_run import digits
 
@@ -115,17 +115,17 @@ def main() -> None:
             for descriptor in descriptors:
                 os.close(descriptor)
             send_frame(control, {"started": True})
-    end_ranks(mode)
+    end_ranks(mode, {})
 
 
 def _end_case(pids: Sequence[int], lost: Sequence[int], mode: str) -> dict[str, Any]:
     """End the ranks of a case: the signal that ended each before, and its processor time; that of all processes."""
-    ended, deadline = reaped(), time.monotonic() + LOST_SECONDS
-    while not {pids[rank] for rank in lost} <= ended.keys() and time.monotonic() < deadline:
+    ended: Ends = {}
+    deadline = time.monotonic() + LOST_SECONDS
+    while reap(ended) and not {pids[rank] for rank in lost} <= ended.keys() and time.monotonic() < deadline:
         time.sleep(0.002)
-        ended |= reaped()
     signals = [_signal_of(ended[pid][0], mode) if pid in ended else 0 for pid in pids]
-    ended |= end_ranks(mode)
+    end_ranks(mode, ended)
     ranks = [[number, ended[pid][1] if pid in ended else 0.0] for pid, number in zip(pids, signals, strict=True)]
     return {"ranks": ranks, "seconds": sum(seconds for _, seconds in ended.values())}
 

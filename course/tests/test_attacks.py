@@ -83,7 +83,7 @@ BREEDING = HUNGRY.replace("np.ones(1 << 25)", "0").replace("range(8)", "range(30
 HEAVY = (
     *("memory hog", "fork bomb", "forks and allocates together", "looks for the key", "floods the grader"),
     *("prints without end", "meet in a file", "meet in shared memory", "deep outputs"),
-    *("endless loop", "endless import", "stops itself", "ignores signals", "recursion without end"),
+    *("endless loop", "endless sleep", "endless import", "stops itself", "ignores signals", "recursion without end"),
     *("floods the grader with small calls", "a frame that does not end"),
 )
 """Attacks that only `make test-all` tries, as they need a processor for seconds."""
@@ -255,9 +255,12 @@ def test_a_rank_has_few_processes_also_where_root_grades(attacks: Attacks) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "tries"), [("prints scores as the last line", 18), ("endless loop", 2)])
-def test_a_whole_submission_earns_nothing(course: Course, name: str, tries: int) -> None:
+def test_a_whole_submission_earns_nothing(
+    course: Course, monkeypatch: pytest.MonkeyPatch, name: str, tries: int
+) -> None:
     """A task that does not end is given up after its first case; two tasks are in the file."""
     limits = Limits(case=deadline(CASE_SECONDS), submission=deadline(60))
+    monkeypatch.setattr(carrier, "WALL_FACTOR", 100)  # the limit of processor time ends it
     files = {"blocks.py": {**BLOCKS, **SLOW}[name]}
     outcome = Grader(course, A2, "bwrap", limits).grade(submission_zip(A2, A2.standard, files))
     assert outcome.gradable, outcome.reason
