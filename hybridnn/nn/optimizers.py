@@ -65,7 +65,7 @@ class OptimizerState:
 
     def blocks(self, size: int) -> Iterator[tuple[slice, Array]]:
         """Slices of arrays of `size` elements that stay in the cache, each with scratch memory of its length."""
-        return ((part, self.scratch[: part.stop - part.start]) for part in blocks(size, self.scratch.size // 2))
+        return ((part, self.scratch[: part.stop - part.start]) for part in blocks(size, max(self.scratch.size // 2, 1)))
 
     def fused(
         self, name: str, arrays: Sequence[Array], constants: Sequence[float], scalars: Sequence[float] = ()
