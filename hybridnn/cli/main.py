@@ -17,7 +17,7 @@ from typing import Annotated, Any, NamedTuple, NoReturn
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from hybridnn.cli.options import end_no_word_at_equals, join_at_equals
+from hybridnn.cli.options import join_at_equals, no_word_ends_at_equals
 from hybridnn.cli.ranks import FirstRankError, discard_output, launch_rank, leave
 from hybridnn.errors import INTERRUPTED, EnvironmentProblem, HybridnnError, one_line
 from hybridnn.utils.processes import paused_collector
@@ -205,12 +205,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     atexit.register(gc.freeze)
     _open_closed_streams()
     join_at_equals(os.environ)
-    end_no_word_at_equals()
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
     try:
-        with _silent_unless_first_rank(), _checked_output():
+        with _silent_unless_first_rank(), _checked_output(), no_word_ends_at_equals(words):
             status = parser().main(args=words, prog_name="hybridnn", standalone_mode=False)
     except USAGE_ERROR as error:
         leave(_advice(error), error.exit_code)  # type: ignore[attr-defined]  # attribute of the parser's base

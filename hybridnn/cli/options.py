@@ -5,14 +5,16 @@ Shells complete names of methods, data sets, studies and machines, and settings 
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
-from collections.abc import Callable, MutableMapping
+import sys
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from typer import _completion_classes, _completion_shared
 
 BASH = "_HYBRIDNN_COMPLETE", "complete_bash"
 """Variable and value by which the script of bash asks for completions."""
@@ -87,12 +89,21 @@ def changes(incomplete: str) -> list[str]:
     return [f"{name}={found}" for found in _values(name, value)] if equals else [f"{n}=" for n in setting_names(name)]
 
 
-def end_no_word_at_equals() -> None:
-    """Make the script of bash add no blank to a completion that ends in ``=``, whose value follows."""
+@contextlib.contextmanager
+def no_word_ends_at_equals(words: Sequence[str]) -> Iterator[None]:
+    """Make the script of bash, printed or installed, add no blank to completions that end in ``=``: a value follows."""
     reply, ending = "    return 0\n", "    [[ ${COMPREPLY[0]} != *= ]] || compopt -o nospace 2> /dev/null\n"
-    script = _completion_shared.COMPLETION_SCRIPT_BASH.replace(reply, ending + reply)
-    _completion_classes.BashComplete.source_template = script  # that is printed
-    _completion_shared._completion_scripts["bash"] = script  # that is installed
+    output, printed = sys.stdout, io.StringIO()
+    prints = os.environ.get(BASH[0]) == "source_bash" or "--show-completion" in words
+    try:
+        with contextlib.redirect_stdout(printed if prints else output):
+            yield
+    finally:
+        if prints:
+            output.write(printed.getvalue().replace(reply, ending + reply))
+        if "--install-completion" in words and (script := Path.home() / ".bash_completions/hybridnn.sh").is_file():
+            text = script.read_text(encoding="utf-8")
+            script.write_text(text.replace(ending, "").replace(reply, ending + reply), encoding="utf-8")
 
 
 def join_at_equals(environment: MutableMapping[str, str]) -> None:

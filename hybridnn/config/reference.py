@@ -62,7 +62,7 @@ def _rows(name: str, info: FieldInfo) -> Iterator[Setting]:
                 hints = {kind: type_hints(kind)[key] for kind in kinds if key in type_hints(kind)}
                 first, *_ = hints.values()
                 yield _setting(f"{name}.{key}", first, _defaults(key, kinds), _texts(hints, kinds))
-    elif isinstance(kind, type) and issubclass(kind, BaseModel):
+    elif isinstance(kind, type) and not get_args(kind) and issubclass(kind, BaseModel):  # list[int] is a type in 3.10
         for key, inner in kind.model_fields.items():
             yield from _rows(f"{name}.{key}", inner)
     else:

@@ -89,6 +89,6 @@ def _key_names(section: type[BaseModel], values: object, prefix: str = "") -> It
 
 def _section_in(annotation: Any) -> type[BaseModel] | None:
     """The model class of a key's value, or of its items."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+    if isinstance(annotation, type) and not get_args(annotation) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for part in get_args(annotation) if (found := _section_in(part))), None)

@@ -140,7 +140,8 @@ def require_fields(section: str, instance: Any) -> None:
 @cache
 def type_hints(kind: Any) -> dict[str, Any]:
     """The annotations of the fields of a class, by name."""
-    return get_type_hints(kind, include_extras=True)
+    # Python 3.10 refuses KW_ONLY, which is no type.
+    return get_type_hints(kind, localns={"KW_ONLY": Any}, include_extras=True)
 
 
 def plain(value: Any) -> Any:
