@@ -42,12 +42,11 @@ def test_nothing_large_is_sent_but_activations_and_their_gradients_between_stage
 @pytest.mark.in_process(ranks=[2])
 def test_a_stage_that_updates_alone_waits_for_no_other(comm, monkeypatch) -> None:
     """The loss of each of four minibatches is fetched before its update, or all of them at the end of the epoch."""
-    fetched, broadcast = [], Engine.broadcast_from_last_stage
-    noted = lambda engine, array: (fetched.append(len(array)), broadcast(engine, array))  # noqa: E731
-    replace_on_this_rank(monkeypatch, Engine, "broadcast_from_last_stage", noted)
-    for method, expected in (("zb-h1", [1] * 4), ("zb-h2", [4]), ("zb-v", [4])):
+    fetched, name, broadcast = [], "broadcast_from_last_stage", Engine.broadcast_from_last_stage
+    replace_on_this_rank(monkeypatch, Engine, name, lambda *given: (fetched.append(len(given[1])), broadcast(*given)))
+    for method, expected in (("zb-h1", [1] * 8), ("zb-h2", [4, 4]), ("zb-v", [4, 4])):
         fetched.clear()
-        it = PipelineCase(method, replace(MOMENTUM, epochs=1), 4, METHODS[method].chunks[0])
+        it = PipelineCase(method, MOMENTUM, 4, METHODS[method].chunks[0])
         run_pipelined(it, ProcessGrid(comm, pipeline=2), log_every=9)
         assert fetched == expected
 

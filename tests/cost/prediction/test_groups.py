@@ -210,7 +210,7 @@ def pipeline(method: str, stages: int) -> Layout:
         ((1, 1),) * stages,
         (1,) * stages * chosen.chunks[0],
         method=method,
-        microbatches=stages if chosen.cuts_minibatches else 1,
+        microbatches=stages * max(1, chosen.microbatches_per_stage) if chosen.cuts_minibatches else 1,
         chunks=chosen.chunks[0],
     )
 

@@ -94,7 +94,8 @@ def test_pipelines_of_every_method(comm: MPI.Intracomm, pipelining: dict[str, An
 @pytest.mark.in_process(ranks=[4])
 def test_chunks_and_uneven_partitions(comm: MPI.Intracomm) -> None:
     grid, workload = ProcessGrid(comm, pipeline=comm.size), Workload(MODEL, 60, 13, "float64", classification=False)
-    check(grid, workload, method="interleaved", microbatches=4)
+    for method in ("interleaved", "zb-v", "hanayo"):
+        check(grid, workload, method=method, microbatches=8)
     check(grid, workload, method="pipedream", partition=(5, 1, 1, 1))
 
 
@@ -221,7 +222,8 @@ def test_four_ranks_send_what_is_predicted(comm: MPI.Intracomm) -> None:
         check_bytes(comm, {"batch": 2, "model": 2}, model_split="alternating", overlap=False, shared_replicas=is_shared)
     for way in ("scatter", "scatter-broadcast"):
         check_bytes(comm, {"batch": 2, "model": 2}, distribution=way)
-    for method, axes in (("gpipe", (2, 1)), ("interleaved", (1, 2)), ("fr", (1, 2)), ("spectrain", (2, 1))):
+    pipelines = ("gpipe", (2, 1)), ("interleaved", (1, 2)), ("hanayo", (1, 2)), ("fr", (1, 2)), ("spectrain", (2, 1))
+    for method, axes in pipelines:
         check_bytes(comm, {"pipeline": 2, "batch": axes[0], "model": axes[1]}, method=method)
     check_bytes(comm, {"stages": [(3, 1), (1, 1)]})
     check_bytes(comm, {"stages": [(3, 1), (1, 1)]}, shared_replicas=False)
