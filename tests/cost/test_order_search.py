@@ -54,8 +54,7 @@ def test_uneven_stages(limited: bool) -> None:
         assert bound * (1 - 1e-12) <= found.makespan <= best
         faster += found.makespan < best * (1 - 1e-9)
         close += found.makespan <= 1.03 * bound
-    assert faster >= 40
-    assert close >= 80
+    assert (faster >= 50, close >= 90) == (True, True), (faster, close)
 
 
 def test_times_are_those_of_the_schedule() -> None:
