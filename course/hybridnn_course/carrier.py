@@ -173,7 +173,7 @@ class Worker:
         ranks = len(inputs)
         carriers: list[_Carrier] = []
         if self._watch is not None:
-            self._watch.begin()
+            self._watch.begin(ranks)
         with ExitStack() as stack:  # a file for each rank, by which no other one can be told anything
             printed = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(ranks)]
             connections = self._start([file.fileno() for file in printed], limit)

@@ -11,7 +11,7 @@ from threading import Event, Thread
 
 from hybridnn_course.isolation import MEMORY_BYTES
 
-MOST_PROCESSES = 128  # of all ranks of a case, with those that hold their namespaces
+MOST_PROCESSES = 64  # of all ranks of a case, besides each rank and the two that hold its namespaces
 SECONDS = 0.1  # between two looks
 COUNTED = ("RssAnon:", "RssShmem:")
 
@@ -36,11 +36,12 @@ class Watch(Thread):
     def __init__(self, process: int) -> None:
         super().__init__(daemon=True)
         self._process, self._ended = process, Event()
-        self.begin()
+        self.begin(1)
         self.start()
 
-    def begin(self) -> None:
+    def begin(self, ranks: int) -> None:
         """Begin a case."""
+        self._most = MOST_PROCESSES + 3 * ranks
         self.over = ""
         self.times: dict[int, float] = {}
 
@@ -53,8 +54,8 @@ class Watch(Thread):
             memory = sum(map(_memory, found))
             if memory > MEMORY_BYTES:
                 self.over = f"more than {MEMORY_BYTES >> 30} GiB of memory together"
-            elif len(found) > MOST_PROCESSES:
-                self.over = f"more than {MOST_PROCESSES} processes together"
+            elif len(found) > self._most:
+                self.over = f"more than {self._most} processes together"
             else:
                 continue
             for process in found:

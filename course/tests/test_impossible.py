@@ -19,12 +19,6 @@ from hybridnn_course_staff.verify import some_variants
 
 A3 = load_assignment("a3")
 KEY = b"key of the tests"
-COMMUNICATING = [
-    pytest.param(name, task.name, id=f"{name} {task.name}")
-    for name in ("a2", "a3", "a4")
-    for task in load_assignment(name).tasks
-    if task.operations
-]
 
 
 def _checked(key: TaskKey, function: Callable[..., Any]) -> TaskOutcome:
