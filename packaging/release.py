@@ -71,9 +71,10 @@ def build() -> None:
     shutil.unpack_archive(OUT / "source.tar", source)
     for folder in FOLDERS.values():
         run(sys.executable, "-m", "build", "--outdir", DIST, source / folder)
-    archives = sorted(DIST.iterdir())
-    run(sys.executable, "-m", "twine", "check", "--strict", *archives)
-    run(sys.executable, "-m", "check_wheel_contents", *(path for path in archives if path.suffix == ".whl"))
+    run(sys.executable, "-m", "twine", "check", "--strict", *sorted(DIST.iterdir()))
+    for name, folder in FOLDERS.items():
+        config = source / folder / "pyproject.toml"
+        run(sys.executable, "-m", "check_wheel_contents", "--config", config, *DIST.glob(f"{name}-*.whl"))
 
 
 def environment(name: str, *packages: str | Path) -> Path:
