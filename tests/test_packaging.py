@@ -222,10 +222,9 @@ def test_the_apptainer_image_is_made_of_the_files_of_a_build() -> None:
 
 
 def test_the_citation_has_the_version() -> None:
-    text = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
-    assert f"\nversion: {__version__}\n" in text
     yaml = pytest.importorskip("yaml")
-    fields = yaml.safe_load(text)
+    fields = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert fields["version"] == __version__
     assert {"cff-version", "message", "title", "authors", "license", "type"} <= set(fields)
 
 
@@ -235,6 +234,9 @@ def test_the_workflow_calls_the_same_command_as_everywhere() -> None:
     steps = workflow["jobs"]["all"]["steps"]
     assert [step["run"] for step in steps if "run" in step] == ["bash .ci/run"]
     assert workflow["jobs"]["all"]["timeout-minutes"] == 90
+    release = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8"))
+    assert list(release[True]) == ["workflow_dispatch"]  # a person; YAML takes "on" for true
+    assert "make release" in [step.get("run") for step in release["jobs"]["build"]["steps"]]
 
 
 def test_all_supported_versions_of_python_are_in_the_matrix() -> None:

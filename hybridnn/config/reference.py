@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 
 from hybridnn.config.settings import Settings
 from hybridnn.utils.checks import OneOf, allowed_text, base_type, description, type_hints
-from hybridnn.utils.settings_models import FieldsOf, by_dotted_name
+from hybridnn.utils.settings_models import FieldsOf, by_dotted_name, is_model
 
 DEFAULTS = by_dotted_name(Settings().model_dump())
 """Default values of the settings by their names."""
@@ -62,7 +62,7 @@ def _rows(name: str, info: FieldInfo) -> Iterator[Setting]:
                 hints = {kind: type_hints(kind)[key] for kind in kinds if key in type_hints(kind)}
                 first, *_ = hints.values()
                 yield _setting(f"{name}.{key}", first, _defaults(key, kinds), _texts(hints, kinds))
-    elif isinstance(kind, type) and not get_args(kind) and issubclass(kind, BaseModel):  # list[int] is a type in 3.10
+    elif is_model(kind):
         for key, inner in kind.model_fields.items():
             yield from _rows(f"{name}.{key}", inner)
     else:
@@ -108,5 +108,5 @@ def keys_of(model: type[BaseModel], prefix: str = "") -> Iterator[Setting]:
         default = "required" if info.is_required() else _shown(None if info.default_factory else info.default)
         yield _setting(prefix + key, kind, default, info.description or "")
         for inner, suffix in ((kind, ""), (next(iter(get_args(base_type(kind))), None), "[]")):
-            if isinstance(of := base_type(inner), type) and issubclass(of, BaseModel):
+            if is_model(of := base_type(inner)):
                 yield from keys_of(of, f"{prefix}{key}{suffix}.")

@@ -40,6 +40,7 @@ from hybridnn.utils.settings_models import (
     Section,
     Text,
     Texts,
+    is_model,
     list_as_tuple,
     nearest_key,
     setting_error,
@@ -355,7 +356,7 @@ def known_names(section: type[BaseModel], prefix: str = "") -> tuple[str, ...]:
         for item in info.metadata:
             if isinstance(item, FieldsOf):
                 names.extend(f"{prefix}{key}.{name}" for name in item.keys)
-        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+        if is_model(info.annotation):
             names.extend(known_names(info.annotation, f"{prefix}{key}."))
     return tuple(names)
 

@@ -15,7 +15,7 @@ from hybridnn.cost import MACHINE_FILE, MACHINE_VARIABLE, find_machine
 from hybridnn.cost.machine import Machine
 from hybridnn.errors import DataError, SettingError, one_line
 from hybridnn.utils.files import FileError, read_toml, shipped_folder, write_atomically
-from hybridnn.utils.settings_models import setting_error
+from hybridnn.utils.settings_models import is_model, setting_error
 from hybridnn.utils.text import shown_path, user_path
 
 HEADER = """\
@@ -89,6 +89,6 @@ def _key_names(section: type[BaseModel], values: object, prefix: str = "") -> It
 
 def _section_in(annotation: Any) -> type[BaseModel] | None:
     """The model class of a key's value, or of its items."""
-    if isinstance(annotation, type) and not get_args(annotation) and issubclass(annotation, BaseModel):
+    if is_model(annotation):
         return annotation
     return next((found for part in get_args(annotation) if (found := _section_in(part))), None)

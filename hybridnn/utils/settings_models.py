@@ -7,7 +7,7 @@ import difflib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeGuard, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import CoreSchema, PydanticCustomError
@@ -44,6 +44,11 @@ ALLOWED = {
     "too_long": "must have at most {max_length} values",
     "tuple_type": 'must be a list, as in [3, 4] or ["a", "b"]',
 }
+
+
+def is_model(kind: Any) -> TypeGuard[type[BaseModel]]:
+    """Whether an annotation is a model; in Python 3.10 ``list[int]`` is a type too, which `issubclass` refuses."""
+    return isinstance(kind, type) and not get_args(kind) and issubclass(kind, BaseModel)
 
 
 def setting_error(error: ValidationError, known: Sequence[str]) -> SettingError:
