@@ -54,11 +54,12 @@ def test_gpipe_and_1f1b(method: str) -> None:
 
 
 @pytest.mark.parametrize("chunks", [2, 3])
-def test_interleaved(chunks: int) -> None:
-    """Narayanan et al. 2021: m (t_F + t_B) + (K - 1)(t_F + t_B)/v; bubble fraction (K - 1)/(v m + K - 1)."""
+@pytest.mark.parametrize("method", ["interleaved", "looped-bfs"])
+def test_interleaved_and_breadth_first(method: str, chunks: int) -> None:
+    """Narayanan et al. 2021, Lamy-Poirier 2023: m (t_F + t_B) + (K - 1)(t_F + t_B)/v, bubble (K - 1)/(v m + K - 1)."""
     for stages, rounds, times in product((2, 3, 5), (1, 2, 4), TIMES):
-        m, both = rounds * stages, times.forward + times.backward
-        schedule = make_schedule("interleaved", stages=stages, minibatches=1, microbatches=m, chunks=chunks)
+        m, both = rounds * stages + (method == "looped-bfs"), times.forward + times.backward
+        schedule = make_schedule(method, stages=stages, minibatches=1, microbatches=m, chunks=chunks)
         timeline = simulate(schedule, times)
         assert timeline.makespan == pytest.approx(m * both + (stages - 1) * both / chunks)
         assert timeline.bubble_fraction == pytest.approx((stages - 1) / (chunks * m + stages - 1))
@@ -106,15 +107,6 @@ def test_closed_forms(method: str) -> None:
             # 2p is v-min's limit for many stages: with two, its pattern begins 2.5 slots closer.
             expected, off = (1.5, 0) if (method, p) == ("v-min", 2) else (slots(p), 0 if exact else p)
             assert abs(idle - expected) <= off + 1e-9
-
-
-@pytest.mark.parametrize("chunks", [2, 3])
-def test_breadth_first(chunks: int) -> None:
-    """Lamy-Poirier 2023: the bubble of `interleaved` for any number of microbatches from K on."""
-    for stages, more, times in product((2, 3, 5), (0, 1, 4), TIMES):
-        m, both = stages + more, times.forward + times.backward
-        made = make_schedule("looped-bfs", stages=stages, minibatches=1, microbatches=m, chunks=chunks)
-        assert simulate(made, times).makespan == pytest.approx(m * both + (stages - 1) * both / chunks)
 
 
 @pytest.mark.parametrize("method", ["zb-h2", "zb-v"])

@@ -1,6 +1,7 @@
 """Orders of the methods against their definitions and the published tables, and the memory that they need."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -13,6 +14,7 @@ from hybridnn.pipeline.schedules.instructions import (
     Forward,
     ReceiveActivations,
     SendActivations,
+    WeightGradient,
 )
 from hybridnn.pipeline.schedules.methods import METHODS, forward_only, make_schedule
 from hybridnn.pipeline.schedules.placements import PLACEMENTS
@@ -199,6 +201,8 @@ WRONG = [
     ({"method": "ddg", "microbatches": 2}, "parallel.microbatches = 2: 1 with ddg, which splits no minibatch"),
     ({"method": "interleaved", "microbatches": 4}, "parallel.chunks = 1: 2 or more with interleaved"),
     ({"method": "interleaved", "chunks": 2, "microbatches": 5}, "parallel.microbatches = 5: a multiple of the 2 st"),
+    ({"method": "hanayo", "chunks": 3}, "parallel.chunks = 3: even, 2 or more with hanayo"),
+    ({"method": "zb-v", "chunks": 2, "microbatches": 3}, "parallel.microbatches = 3: at least 2 times the 2 stages"),
     ({"method": "1f1b", "chunks": 2}, "parallel.chunks = 2: 1 with 1f1b; more only with interleaved"),
     ({"method": "zb-h1", "weight_grad": "merged"}, "weight_grad = 'merged': zb-h1 places"),
     ({"method": "searched", "order": ["FBW", "FB"], "weight_grad": "merged"}, "weight_grad = 'merged': searched pl"),
@@ -229,18 +233,21 @@ def plans(schedule: Schedule) -> list[MemoryPlan]:
 
 @pytest.mark.parametrize("m", [1, 2, 3, 7, 12])
 def test_live_activations_of_exact_methods(m: int) -> None:
-    """All m at every stage with gpipe, min(K - k, m) with 1f1b, at most K everywhere with zb-h1."""
-    for stages in STAGES:
-        found = {
-            method: [
-                plan.peak_live_activations
-                for plan in plans(make_schedule(method, stages=stages, minibatches=2, microbatches=m))
-            ]
-            for method in ("gpipe", "1f1b", "zb-h1")
-        }
-        assert found["gpipe"] == [m] * stages
-        assert found["1f1b"] == [min(stages - k, m) for k in range(stages)]
-        assert max(found["zb-h1"]) <= stages
+    """All m at every stage with gpipe, min(K - k, m) with 1f1b, K everywhere with zb-h1."""
+    for k in STAGES:
+        held = {"gpipe": [m] * k, "1f1b": [min(k - i, m) for i in range(k)], "zb-h1": [min(k, m)] * k}
+        for method, expected in held.items():
+            made = make_schedule(method, stages=k, minibatches=2, microbatches=m)
+            assert [plan.peak_live_activations for plan in plans(made)] == expected
+
+
+def test_an_output_is_kept_while_the_next_chunk_needs_it_as_its_input() -> None:
+    """Stage 1 of two in a V, where the weight gradient of chunk 1 comes after that of chunk 0."""
+    made, late = small("v-min", 2, 1), WeightGradient(0, 0, 1)
+    order = [item for item in made.orders[1] if item != late]
+    order.insert(order.index(WeightGradient(0)) + 1, late)
+    plan = plan_memory(replace(made, orders=(made.orders[0], tuple(order))), 1)
+    assert plan.activation_lifetimes[Forward(0)][1] == order.index(late)
 
 
 @pytest.mark.parametrize("method", ["sequential", "ddg", "pipedream", "fr"])
