@@ -77,7 +77,7 @@ def figures() -> Iterator[Figure]:
     pages = " ".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").rglob("*.md"))
     names = {row.name for row in settings() if "data.csv." not in row.name}
     yield Figure("files of hybridnn/", len(files), 205)
-    yield Figure("lines of hybridnn/", lines_of(files), 45_393)
+    yield Figure("lines of hybridnn/", lines_of(files), 45_398)
     yield Figure(f"lines of {', '.join(CORE)}", lines_of(core), 12_600)
     yield Figure("lines for tables", lines_of(tables), 1_240, 1_000)
     yield Figure("lines of hybridnn/doctor", lines_of(sources(LIBRARY / "doctor")), 900)
