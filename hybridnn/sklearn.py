@@ -243,11 +243,16 @@ class _MLP(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
         network, weights = self._network(), {}
         if network.initializer != "glorot":
             return None
+        is_binary = len(getattr(self, "classes_", ())) == 2
         factor = 2.0 if network.activation == "sigmoid" else 6.0
-        for index, (inputs, outputs) in enumerate(pairwise(network.sizes)):
+        widths = [*network.sizes[:-1], 1 if is_binary else network.sizes[-1]]
+        for index, (inputs, outputs) in enumerate(pairwise(widths)):
             bound = sqrt(factor / (inputs + outputs))
             weights[f"layers.{index}.weight"] = random.uniform(-bound, bound, (inputs, outputs)).T.astype(dtype)
             weights[f"layers.{index}.bias"] = random.uniform(-bound, bound, outputs).astype(dtype)
+        if is_binary:  # the one output of scikit-learn is the difference of the two
+            for name in list(weights)[-2:]:
+                weights[name] = np.concatenate([-weights[name] / 2, weights[name] / 2])
         return weights
 
     @property

@@ -21,8 +21,7 @@ RIGHT = {
     "option": f"{BEGIN}size: int = trainer.batch_size\nrate: float = trainer.optimizer.lr",
     "state": f"{BEGIN}trainer.stop_training = True\ntrainer.set_learning_rate(0.1)",
     "hook": f"{HOOK}on_epoch_end(self, trainer: TrainedNetwork, record: EpochRecord) -> None:\n        print(record)",
-    "others": "from hybridnn.sklearn import MLPRegressor\nfrom hybridnn_course.work_folder import WorkFolder\n"
-    'from hybridnn_papers.commands import laugier\nMLPRegressor("squared_error", 8)',
+    "others": "import hybridnn_course, hybridnn_papers\nfrom hybridnn.sklearn import MLPRegressor\nMLPRegressor('', 8)",
 }
 WRONG = {  # with the advice at run time
     "unknown_option": (f"{BEGIN}Trainer(MLP([3, 1]), bathc_size=3)", "did you mean batch_size?"),
@@ -34,8 +33,8 @@ WRONG = {  # with the advice at run time
     "attribute_that_is_set": (f"{BEGIN}trainer.stop_trainin = True", "did you mean stop_training?"),
     "hook_of_keras": (f"{HOOK}on_batch_end(self, batch: int) -> None: ...", "did you mean on_train_batch_end?"),
     "arguments_of_keras": (
-        f"{HOOK}on_epoch_end(self, epoch: int, logs: object = None) -> None: ...",
-        r"Keras, but \(self, trainer, record\)",
+        f"{HOOK}on_epoch_end(self, epoch: int, logs: int) -> None: ...",
+        "but .self, trainer, record",
     ),
 }
 
