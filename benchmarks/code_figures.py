@@ -78,11 +78,11 @@ def figures() -> Iterator[Figure]:
     names = {row.name for row in settings() if "data.csv." not in row.name}
     yield Figure("files of hybridnn/", len(files), 205)
     yield Figure("lines of hybridnn/", lines_of(files), 46_100)
-    yield Figure(f"lines of {', '.join(CORE)}", lines_of(core), 12_600)
-    yield Figure("lines for tables", lines_of(tables), 1_240, 1_000)
+    yield Figure(f"lines of {', '.join(CORE)}", lines_of(core), 12_850)
+    yield Figure("lines for tables", lines_of(tables), 1_135, 1_000)
     yield Figure("lines of hybridnn/doctor", lines_of(sources(LIBRARY / "doctor")), 900)
     yield Figure("files that a step imports", len(step), 55)
-    yield Figure("lines that a step imports", lines_of(step), 9_800)
+    yield Figure("lines that a step imports", lines_of(step), 9_900)
     yield Figure("files that a step imports without an MPI library", len(without))
     yield Figure("files of cost models among them", sum("cost" in path.parts for path in {*step, *without}))
     yield Figure("settings, [data.csv] as one", len(names), 76)
@@ -90,7 +90,7 @@ def figures() -> Iterator[Figure]:
     yield Figure("options of commands", len(options), 170)
     yield Figure("lines of tests/", lines_of(sources(ROOT / "tests")), 43_500, 43_500)
     yield Figure("lines of benchmarks/", lines_of(sources(ROOT / "benchmarks")), 3_600)
-    yield Figure("words of docs/", len(pages.split()), 47_900)
+    yield Figure("words of docs/", len(pages.split()), 48_400)
 
 
 def main() -> None:

@@ -230,12 +230,11 @@ class Method:
         return self.exact and not self.updates_alone
 
     def can_cut(self, microbatches: int, stages: int) -> bool:
-        """Whether a minibatch may have so many microbatches."""
+        """Whether a minibatch may have so many microbatches; on one stage any number."""
         if not self.cuts_minibatches:
             return microbatches == 1
-        return microbatches >= self.microbatches_per_stage * stages and not (
-            self.whole_groups and microbatches % stages
-        )
+        least = self.microbatches_per_stage * stages if stages > 1 else 1
+        return microbatches >= least and not (self.whole_groups and microbatches % stages)
 
     @cached_property
     def predicts(self) -> bool:
