@@ -83,7 +83,7 @@ def resolve_pipeline(config: TrainConfig, stages: StageShapes) -> dict[str, Any]
     weight_grad = "per-microbatch" if config.weight_grad == "auto" else config.weight_grad
     order = config.order if isinstance(config.order, tuple) else ()
     if order and config.microbatches is None:
-        config = replace(config, microbatches=order[0].count("F"))
+        config = replace(config, microbatches=max(1, order[0].count("F")))
     least = count * max(1, method.microbatches_per_stage) if method.cuts_minibatches else 1
     given = least if config.microbatches is None else config.microbatches
     require_supported(method, ScheduleSize(count, 1, given, chunks, config.barriers, order=order), weight_grad)
