@@ -223,11 +223,12 @@ def test_a_wrong_program_of_another_style_is_recognized(key: bytes | None) -> No
     assert {check.mistake for check in checks if check.hint} == {"dw-from-dy"}
 
 
-def test_a_comprehension_and_a_temporary_array_cost_the_budget_alone() -> None:
+def test_a_comprehension_and_a_temporary_array_cost_the_budget_and_half_of_the_large_cases() -> None:
     outcome = _checked("forward", LOOP_OVER_SAMPLES)
-    assert {check.name for check in outcome.checks if not check.passed} == {LOOPS, TEMPORARIES}
-    points = ASSIGNMENT.task("forward").points
-    assert outcome.points == pytest.approx(points.public + points.hidden)
+    lost = {check.name: check.points / check.possible for check in outcome.checks if not check.passed}
+    large = {"132 inputs, 130 outputs, 1024 samples, relu": 0.5, "hidden case 1": 0.5}
+    assert lost == {LOOPS: 0, TEMPORARIES: 0} | large
+    assert sum(check.points for check in outcome.checks) == pytest.approx(outcome.points)
 
 
 @pytest.mark.parametrize(

@@ -217,7 +217,9 @@ def _set_options(option: Prediction, parallel: ParallelSettings) -> str:
 
     keys = keys_of_layout(option.layout)
     present = json.loads(to_json(parallel.model_dump()))
-    changes = [f"--set parallel.{key}={_toml(value)}" for key, value in keys.items() if value != present[key]]
+    changes = [
+        f"--set parallel.{key}={_toml(value)}" for key, value in keys.items() if value not in (None, present[key])
+    ]
     if parallel.stages:
         changes.insert(0, "--set parallel.stages=[]")
     return " ".join(changes) or "the settings as they are"

@@ -68,7 +68,9 @@ def schedule(
         float | None, option("Duration of the weight gradients within it; by default half.", "TIME", least=0.0)
     ] = None,
     message: Annotated[float, option("Duration of a message between two stages.", "TIME", least=0.0)] = 0.0,
-    in_flight: Annotated[int | None, count("Most microbatches in flight on a stage, for searched (default: all).")] = None,
+    in_flight: Annotated[
+        int | None, count("Most microbatches in flight on a stage, with searched (default: all).")
+    ] = None,
     compare: Annotated[bool, typer.Option("--compare", help="Compare all exact methods in a table.")] = False,
     machine: MachineFile = None,
     barriers: Annotated[

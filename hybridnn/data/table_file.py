@@ -202,7 +202,7 @@ def _read_parquet(called: str, file: io.BufferedReader) -> DataFrame:
 
     try:
         return named_frame(pandas.read_parquet(file), called)
-    except (ImportError, ValueError, OSError, KeyError, TypeError) as error:  # those of pyarrow are of these classes
+    except (ImportError, ValueError, OSError, LookupError, TypeError, NotImplementedError) as error:  # and of pyarrow
         raise DataError(f"{called}: pandas cannot read the .parquet file: {one_line(str(error))[:200]}") from error
 
 

@@ -19,7 +19,7 @@ EXACT, WITHOUT_MICROBATCHES = {"microbatches": 8}, {"minibatches": 5, "backward"
 SCHEDULES: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("sequential", "pipedream", "vanilla", "spectrain"), WITHOUT_MICROBATCHES),
     **{name: {**WITHOUT_MICROBATCHES, "barriers": True} for name in ("ddg", "fr")},
-    **dict.fromkeys(("gpipe", "1f1b", "interleaved", "zb-h1"), EXACT),
+    **dict.fromkeys(("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "v-min"), EXACT),
     "searched": {**EXACT, "message": 1.0},
 }
 

@@ -145,7 +145,7 @@ def solution(
     _print_solution(opened, chosen)
 
 
-def guide(assignment: Annotated[str, typer.Argument(help="An assignment: a1, a2, …", metavar="A")]) -> None:
+def guide(assignment: Annotated[str, typer.Argument(help="An assignment, such as a1.", metavar="A")]) -> None:
     """Print objectives, prerequisites, hours and common mistakes of an assignment, for the lecturer."""
     from hybridnn_course_staff.assignment import load_assignment
     from hybridnn_course_staff.guide import guide_text
