@@ -135,12 +135,16 @@ def _plan_facts(plan: Plan) -> Facts:
     }
 
 
-def _option_facts(option: Prediction, plan: Plan) -> Facts:
+def _keys(option: Prediction) -> Facts:
     from hybridnn.config.settings import keys_of_layout
 
+    return {key: value for key, value in keys_of_layout(option.layout).items() if value is not None}
+
+
+def _option_facts(option: Prediction, plan: Plan) -> Facts:
     return {
         "layout": option.layout.describe(),
-        "parallel": keys_of_layout(option.layout),
+        "parallel": _keys(option),
         "staleness": option.layout.describe_staleness(),
         "best": option == plan.best,
         "best_exact": option == plan.best_exact,
@@ -213,13 +217,8 @@ def _two_lines(option: Prediction, facts: Facts) -> str:
 
 def _set_options(option: Prediction, parallel: ParallelSettings) -> str:
     """Options of `hybridnn train` that choose a layout."""
-    from hybridnn.config.settings import keys_of_layout
-
-    keys = keys_of_layout(option.layout)
     present = json.loads(to_json(parallel.model_dump()))
-    changes = [
-        f"--set parallel.{key}={_toml(value)}" for key, value in keys.items() if value not in (None, present[key])
-    ]
+    changes = [f"--set parallel.{key}={_toml(value)}" for key, value in _keys(option).items() if value != present[key]]
     if parallel.stages:
         changes.insert(0, "--set parallel.stages=[]")
     return " ".join(changes) or "the settings as they are"

@@ -38,7 +38,8 @@ def test_comparison_of_the_exact_methods(run: Run) -> None:
     rows = {row["method"]: row for row in facts_of(run, "--compare", *size, "--message", "1", "--in-flight", "6")}
     assert list(rows) == sorted(rows, key=lambda name: rows[name]["time"])
     within = [name for name, row in rows.items() if row["in_flight"] <= 6 and METHODS[name].chunks[-1] == 1]
-    assert within[0] == "searched" and len(within) == 3
+    assert within[0] == "searched"
+    assert len(within) == 3
     assert (rows["searched"]["in_flight"], rows["gpipe"]["in_flight"], rows["interleaved"]["messages"]) == (6, 8, 112)
     Path("net.toml").write_text("[model]\nhidden = [64, 96, 32, 64]\n")
     machine = ("net.toml", "--machine", "cluster-1024", "--compare")

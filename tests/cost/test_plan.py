@@ -335,7 +335,8 @@ def test_methods_microbatches_and_chunks() -> None:
     by_method = {name: sorted(one.microbatches for one in found if one.method == name) for name in METHODS}
     cut = [2, 4, 8, 16]  # up to 8 for each of 2 stages
     for name, method in METHODS.items():
-        assert by_method[name] == ([] if method.ordered else cut if method.cuts_minibatches else [1]), name
+        allowed = [count for count in cut if method.can_cut(count, 2)] if method.cuts_minibatches else [1]
+        assert by_method[name] == ([] if method.ordered else allowed), name
     assert [one.microbatches for one in layouts(DEEP, 2, method="searched")] == cut
     assert {one.chunks for one in found if one.method == "interleaved"} == {2}
     # Three stages: powers of two, and those times three; interleaved schedules take only multiples of the stages.
@@ -349,12 +350,16 @@ def test_methods_microbatches_and_chunks() -> None:
 @pytest.mark.parametrize(("machine", "stages"), product(MACHINES.values(), (4, 8)))
 def test_a_searched_order_is_not_slower_than_a_method_of_one_chunk(machine: Machine, stages: int) -> None:
     wanted = {"pipeline": stages, "chunks": 1, "microbatches": 2 * stages, "exact": True}
-    best = best_exact(MANY_LAYERS, machine, stages, wanted)
+    methods = [
+        name for name, it in METHODS.items() if 1 in it.chunks and it.drains and it.cuts_minibatches and not it.ordered
+    ]
+    ways = (best_exact(MANY_LAYERS, machine, stages, wanted | {"method": name}) for name in methods)
+    best = min(ways, key=lambda it: it.seconds_per_step)
     found = with_searched(best, MANY_LAYERS, machine, wanted)
     assert found == best or (found.seconds_per_step < best.seconds_per_step and found.layout.order)
     layout = searched(best.layout, lambda it: StageCosts(MANY_LAYERS, it, machine).stage_times())
     assert predict(MANY_LAYERS, layout, machine).seconds_per_step <= best.seconds_per_step * (1 + 1e-9)
-    assert plan(MANY_LAYERS, machine, stages, wanted=wanted).best == found
+    assert plan(MANY_LAYERS, machine, stages, wanted=wanted).best.seconds_per_step <= found.seconds_per_step
     small = machine.model_copy(update={"memory_bytes_per_rank": best.memory_bytes})
     assert with_searched(best, MANY_LAYERS, small, wanted).memory_bytes <= best.memory_bytes
 

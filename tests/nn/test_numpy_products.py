@@ -78,6 +78,7 @@ def kernel_calls(rows: int, n: int, name: str) -> dict[str, Callable[[], object]
         "adam_update": lambda: NUMPY.adam_update(
             flat(), flat(), flat(), flat(), flat(), flat(), Adam(weight_decay=0.1), (0.1, 1.0, 1.0)
         ),
+        "fused_update": lambda: NUMPY.fused_update("rmsprop_update", [flat()] * 4, (0.9, 1e-8), (0.1,), 1),
         "sgd_prediction": lambda: NUMPY.sgd_prediction(flat(), flat(), flat(), 2.0),
         "adam_prediction": lambda: NUMPY.adam_prediction(flat(), flat(), flat(), flat(), 0.1, (0.1, 1.0)),
     }
