@@ -228,12 +228,13 @@ class _Barriers(GradientReducer):
         super().finish()
 
 
-def test_only_the_overlap_is_lost_where_each_sum_is_waited_for_at_once() -> None:
+def test_the_overlap_and_half_of_the_cases_are_lost_where_each_sum_is_waited_for_at_once() -> None:
     """Barriers of the student's own do not count as passes."""
     wrong = next(mistake for mistake in A2.task("reducer").mistakes if mistake.name == "waits-at-once")
     for reducer in (wrong.function(STANDARD), _Barriers):
-        failed = [(check.name, check.points) for check in _failed(reducer)]
-        assert failed == [("buckets that no backward pass overlaps", 0)]
+        *cases, budget = _failed(reducer)
+        assert (budget.name, budget.points) == ("buckets that no backward pass overlaps", 0)
+        assert {check.points / check.possible for check in cases} == {0.5}
 
 
 def test_calls_without_passes_overlap_nothing() -> None:
