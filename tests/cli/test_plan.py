@@ -123,13 +123,6 @@ def one(plan: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.slow
-def test_a_curve_up_to_1024_ranks_of_several_nodes(run: Run, tmp_path: Path) -> None:
-    ranks = [2**power for power in range(11)]
-    found = facts_of(run, "--machine", "cluster-1024", "--ranks", ",".join(map(str, ranks)))
-    assert [point["ranks"] for point in found["points"]] == ranks
-
-
 def test_sources_of_the_machine_file(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     named = make_machine(call=1e-6).model_copy(update={"name": "named"})
     write_machine(named, tmp_path / "other.toml")
