@@ -35,7 +35,8 @@ def test_figures_are_those_of_the_prediction(run: Run) -> None:
     settings = load_settings(None, NETWORK[1:])
     workload = workload_from_settings(settings)
     for option in found["options"]:
-        changes = [f"parallel.{key}={json.dumps(value)}" for key, value in option["parallel"].items()]
+        keys = {key: value for key, value in option["parallel"].items() if value is not None}
+        changes = [f"parallel.{key}={json.dumps(value)}" for key, value in keys.items()]
         chosen = load_settings(None, [*NETWORK[1:], *changes])
         expected = predict(workload, layout_from_settings(chosen, 4, workload.model), MACHINE)
         assert option["seconds_per_step"] == pytest.approx(expected.seconds_per_step)

@@ -138,9 +138,6 @@ def test_without_pairs_the_interval_is_that_of_welch() -> None:
 @pytest.mark.parametrize("by", ["ratio", "difference"])
 def test_too_little_allows_no_conclusion(by: Literal["ratio", "difference"]) -> None:
     base, other = [1.0, 1.0, 1.0], [2.0, 2.0, 2.1]
-    assert judge(times(other[:1]), times(base), by).reservation == "1 round cannot show a difference"
-    assert judge(accuracies(other[:2]), accuracies(base), by).reservation == "2 seeds cannot show a difference"
-    assert judge(times(other), times(base), by, reservation="3 runs were disturbed").conclusion == "undecided"
     assert judge(accuracies([1.0, 2.0, np.inf]), accuracies(base), by).reservation == "some runs diverged"
     assert judge(times(other), times(base), by).conclusion == "higher"
     none = judge(Sample({"a": 2.0}, "time"), times(base), by)
