@@ -59,18 +59,11 @@ def test_split_seed_holds_the_test_samples_while_the_seed_of_the_training_varies
     assert Standardizer.fit(train_rows).x_mean.tobytes() == found["a x"]
 
 
-def standardized(run: Path, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    with np.load(run / "standardization.npz") as file:
-        return (x - file["x_mean"]) / file["x_scale"], (y - file["y_mean"]) / file["y_scale"]
-
-
-def other_samples(count: int = 23) -> tuple[np.ndarray, np.ndarray]:
-    generator = np.random.default_rng(77)
-    return generator.normal(size=(count, FEATURES)) * 30 + 11, generator.normal(size=(count, 3)) * 100
-
-
 def test_other_data_are_standardized_as_the_run_was(regression: Path, tmp_path: Path) -> None:
-    x, y = other_samples()
+    generator = np.random.default_rng(77)
+    x, y = generator.normal(size=(23, FEATURES)) * 30 + 11, generator.normal(size=(23, 3)) * 100
+    with np.load(regression / "standardization.npz") as file:
+        inputs, targets = (x - file["x_mean"]) / file["x_scale"], (y - file["y_mean"]) / file["y_scale"]
     np.savez(tmp_path / "whole.npz", x_train=x, y_train=y)
     np.savez(tmp_path / "parts.npz", x_train=x[:9], y_train=y[:9], x_test=x[9:], y_test=y[9:])
     for name, choice, part, rows in (
@@ -80,11 +73,10 @@ def test_other_data_are_standardized_as_the_run_was(regression: Path, tmp_path: 
         ("parts.npz", {"part": "train"}, "train", slice(0, 9)),
     ):
         found = evaluated(regression, tmp_path / name, **choice)
-        inputs, targets = standardized(regression, x[rows], y[rows])
-        outputs, _ = net.forward(NETWORK, weights_of(regression), inputs)
-        assert (found.part, found.data, found.metrics.samples) == (part, str(tmp_path / name), len(inputs))
-        assert found.metrics.loss == pytest.approx(net.loss(NETWORK, outputs, targets), rel=1e-12)
-        assert found.metrics.r2 == pytest.approx(net.r2(outputs, targets), rel=1e-10)
+        outputs, _ = net.forward(NETWORK, weights_of(regression), inputs[rows])
+        assert (found.part, found.data, found.metrics.samples) == (part, str(tmp_path / name), len(outputs))
+        assert found.metrics.loss == pytest.approx(net.loss(NETWORK, outputs, targets[rows]), rel=1e-12)
+        assert found.metrics.r2 == pytest.approx(net.r2(outputs, targets[rows]), rel=1e-10)
 
 
 def test_csv_takes_its_target_columns_from_the_run_or_from_the_call(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from hybridnn.runs.run_files import read_run
 from hybridnn.study.answer import warnings_of
 from hybridnn.study.report import csv_text, point_facts
 from hybridnn.study.results import StudyResults, read_results
-from hybridnn.study.runner import CellOutcome, StudyRun, StudyView, plan_study, run_study, train_command
+from hybridnn.study.runner import StudyRun, StudyView, plan_study, run_study, train_command
 from hybridnn.study.study_file import load_study
 from reference.command_line import records_of
 from reference.stand_in_cells import signal_when
@@ -119,14 +119,6 @@ sys.exit(code)
 """Launcher of a cell: beside two loops on its core for two of the widths. It writes the seconds of all others there."""
 
 
-class View(StudyView):
-    def __init__(self) -> None:
-        self.outcomes: dict[str, CellOutcome] = {}
-
-    def on_cell_end(self, outcome: CellOutcome) -> None:
-        self.outcomes[outcome.cell.id] = outcome
-
-
 def _marked(results: StudyResults) -> list[str]:
     """The cells that are marked as disturbed, by the results, which the tables and the warning must agree with."""
     marked = [cell.id for cell in results.cells if cell.is_disturbed]
@@ -144,17 +136,17 @@ def test_cells_beside_busy_loops_are_marked_and_no_quiet_ones(tmp_path: Path, mo
     Path("s.toml").write_text(LOADS)
     Path("beside.py").write_text(BESIDE_LOOPS)
     launcher = f"{shlex.quote(sys.executable)} beside.py {{ranks}}"
-    view = View()
-    run_study(plan_study(load_study(Path("s.toml")), Path("out"), launcher), view, train=_without_picture)
+    plan = plan_study(load_study(Path("s.toml")), Path("out"), launcher)
+    outcomes = run_study(plan, StudyView(), train=_without_picture)
     others = dict(json.loads(line) for line in Path("others.jsonl").read_text().splitlines())  # of the last repeat
     marked = _marked(read_results(Path("out")))
-    for name in view.outcomes:
+    for name, reason in ((outcome.cell.id, outcome.reason) for outcome in outcomes):
         run = read_run(Path("out/cells") / name)
         seconds = sum(epoch.compute_seconds + epoch.communication_seconds for epoch in run.epochs)
         assert [(load.cores, load.threads) for load in run.load.during] == [(1, 1)]
         if name.endswith(("-8", "-16")):
             assert name in marked
-            assert "disturbed: processes of others took" in view.outcomes[name].reason
+            assert "disturbed: processes of others took" in reason
         # On a busy machine others disturb the quiet cells too, which is no mistake.
         elif others[f"out/cells/{name}/settings.toml"] < MOST_DISTURBANCE * seconds:
             assert name not in marked
