@@ -87,19 +87,12 @@ def test_a_signal_leaves_a_checkpoint_for_other_layouts(
     run_hybridnn, trained_once, signal_at, monkeypatch, number, exit_code
 ) -> None:
     announced: list[bytes] = []
-    to_file = os.write
-
-    def write(descriptor: int, data: bytes) -> int:
-        if descriptor != 2:
-            return to_file(descriptor, data)
-        announced.append(data)
-        return len(data)
-
+    write = os.write
     signal_at(3, number)
     before = [signal.getsignal(number) for number in SIGNALS]
     grid = ("--batch", "2", "--model", "2", "--set", "output.log_every=1")
     with monkeypatch.context() as patch:
-        patch.setattr("os.write", write)
+        patch.setattr("os.write", lambda to, data: announced.append(data) if to == 2 else write(to, data))
         code, _, err = run_hybridnn("train", *TRAIN, "--out", "run", "--in-process", "4", *grid)
     assert code == exit_code
     assert err.startswith(f"Error: stopped by {number.name} after step 3; wrote run/checkpoints/step-00000003; ")

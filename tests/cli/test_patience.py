@@ -73,10 +73,11 @@ def test_stops_by_the_definition_with_the_weights_of_the_best_epoch(run_hybridnn
 def test_the_loss_can_be_monitored(run_hybridnn: Run, trained_once: Callable[..., Path]) -> None:
     complete = [-record["validation_loss"] for record in records_of(trained_once(*OPTIONS, "--epochs", "60"), "epoch")]
     last, best = stopped(complete, 3)
-    train(run_hybridnn, "--set", "training.monitor=validation_loss")
+    text = train(run_hybridnn, "--set", "training.monitor=validation_loss")
     losses = [-record["validation_loss"] for record in records_of("run", "epoch")]
     assert losses == complete[:last]
     assert records_of("run")[-1]["weights_epoch"] == best
+    assert f"validation_loss  best {-max(losses):.4f} in epoch {best}\n" in text
     found = json.loads(run_hybridnn("evaluate", "run", "--best", "--part", "validation", "--format", "json")[1])
     assert found["loss"] == pytest.approx(-max(losses), rel=1e-6)
 

@@ -22,7 +22,7 @@ from hybridnn.comm.launcher import RankLauncher
 from hybridnn.utils.processes import REPEAT_SECONDS, Connection
 from mpi_runner.launch import find_mpirun, job_environment, marked_processes, started_job
 from mpi_runner.slowness import deadline, wait_until
-from reference.command_line import error_line, read_terminal, records_of
+from reference.command_line import error_line, records_of
 
 HYBRIDNN = [sys.executable, "-m", "hybridnn"]
 WIDTH = 77
@@ -59,29 +59,6 @@ def _bare(**more: str) -> dict[str, str]:
     return kept | more
 
 
-@pytest.mark.timeout(300)
-def test_a_script_runs_on_ranks_with_its_arguments_output_and_the_width_of_the_terminal(tmp_path: Path) -> None:
-    (tmp_path / "a script.py").write_text(SCRIPT)
-    arguments = ["-n", "7", "two words", """q"u'o$te\\""", "--", "--help", ""]
-    controller, terminal = pty.openpty()
-    subprocess.run(["stty", "cols", str(WIDTH)], stdin=terminal, check=True)
-    with ThreadPoolExecutor(1) as reader, open(tmp_path / "stderr", "wb") as errors:
-        shown = reader.submit(read_terminal, controller)
-        with os.fdopen(terminal, "wb") as out:
-            command = [*HYBRIDNN, "run", "-n", "4", "a script.py", *arguments]
-            with started_job(command, stdout=out, stderr=errors.fileno(), environment=_bare(), folder=tmp_path) as job:
-                code = job.wait(deadline(120))
-        text = shown.result(timeout=deadline(60))
-    os.close(controller)
-    assert (code, (tmp_path / "stderr").read_text()) == (0, "")
-    for rank in range(4):
-        for number in (0, LINES // 2, LINES - 1):
-            assert f"rank {rank} line {number}\r" in text.replace("\n", "\r")
-    assert text.count(" line ") == 4 * LINES
-    facts = json.loads((tmp_path / "facts.json").read_text())
-    assert facts == ["__main__", ["a script.py", *arguments], 4, str(WIDTH)]
-
-
 def _shown(controller: int, pieces: list[tuple[float, str]]) -> None:
     """Append what appears on a pseudo-terminal, with the times, until its other end is closed."""
     with contextlib.suppress(OSError):
@@ -112,6 +89,21 @@ def _screen(text: str) -> list[str]:
     """The lines that a terminal shows in the end: an erased line is gone."""
     lines = (line.rsplit("\r\033[K", 1)[-1] for line in text.replace("\r\n", "\n").split("\n"))
     return [re.sub(r"\033\[[?\d;]*[a-zA-Z]", "", line).strip("\r ") for line in lines]
+
+
+@pytest.mark.timeout(300)
+def test_a_script_runs_on_ranks_with_its_arguments_output_and_the_width_of_the_terminal(tmp_path: Path) -> None:
+    (tmp_path / "a script.py").write_text(SCRIPT)
+    arguments = ["-n", "7", "two words", """q"u'o$te\\""", "--", "--help", ""]
+    with _on_a_terminal(tmp_path, "run", "-n", "4", "a script.py", *arguments) as (job, pieces):
+        assert job.wait(deadline(120)) == 0
+    text = "".join(text for _, text in pieces)
+    for rank in range(4):
+        for number in (0, LINES // 2, LINES - 1):
+            assert f"rank {rank} line {number}\r" in text.replace("\n", "\r")
+    assert text.count(" line ") == text.count("\n") == 4 * LINES  # and no error or warning
+    facts = json.loads((tmp_path / "facts.json").read_text())
+    assert facts == ["__main__", ["a script.py", *arguments], 4, str(WIDTH)]
 
 
 @pytest.mark.timeout(300)

@@ -26,6 +26,7 @@ from hybridnn.runs.run_files import read_epochs, run_status
 from hybridnn.training.records import EpochRecord, StepRecord
 from mpi_runner.slowness import deadline
 from reference.command_line import Run, error_line, output_of, read_terminal
+from reference.trained_runs import epoch_record
 
 HEADER = RunHeader(
     ranks=4,
@@ -46,23 +47,6 @@ HEADER = RunHeader(
 )
 
 
-def _epoch(epoch: int, accuracy: float | None = 0.5, **changes: float | None) -> EpochRecord:
-    values = {
-        "step": 15 * epoch,
-        "epoch": epoch,
-        "train_loss": 1.0 / epoch,
-        "learning_rate": 0.1,
-        "validation_loss": 1.1 / epoch,
-        "validation_accuracy": accuracy,
-        "validation_r2": None,
-        "samples_per_second": 1000.0,
-        "compute_seconds": 3.0,
-        "communication_seconds": 1.0,
-        "bytes_sent": 1_500_000,
-    }
-    return EpochRecord(**{**values, **changes})  # type: ignore[arg-type]
-
-
 def _play(view: TrainView, epochs: list[EpochRecord], part: str = "test") -> None:
     trainer: Any = SimpleNamespace(last_epoch=len(epochs), last_step=15 * len(epochs))
     with closing(view):
@@ -80,7 +64,7 @@ def _play(view: TrainView, epochs: list[EpochRecord], part: str = "test") -> Non
 
 
 def test_text_shows_header_epochs_and_summary(capsys: pytest.CaptureFixture[str]) -> None:
-    _play(TrainView(), [_epoch(1, 0.75), _epoch(2, 0.625)])
+    _play(TrainView(), [epoch_record(1, 0.75), epoch_record(2, 0.625)])
     text = capsys.readouterr().out
     header, _, rest = text.partition("\n\n")
     for fact in (
@@ -122,7 +106,7 @@ def test_layout_auto_is_the_setting(run_hybridnn: Run) -> None:
 def test_idle_time_of_a_pipeline_is_its_bubble_and_waiting(capsys: pytest.CaptureFixture[str]) -> None:
     times = ((1.0, 3.0, 2.5), (1.0, 5.0, 4.0))
     names = ("compute_seconds", "communication_seconds", "waiting_seconds")
-    epochs = [_epoch(number, **dict(zip(names, taken, strict=True))) for number, taken in enumerate(times, 1)]
+    epochs = [epoch_record(number, **dict(zip(names, taken, strict=True))) for number, taken in enumerate(times, 1)]
     summary = RunSummary("run", epochs, 12.5, "test accuracy", 0.5, 30)
     two_stages = replace(HEADER, layout=Layout.uniform([(1, 1)] * 2, 2), memory=HEADER.memory * 2)
     texts = []
@@ -165,7 +149,7 @@ def test_header_has_lines_where_there_is_something_to_say(capsys, changes, line)
 
 
 def test_quiet_shows_only_the_tables(capsys: pytest.CaptureFixture[str]) -> None:
-    _play(TrainView(quiet=True), [_epoch(1), _epoch(2)])
+    _play(TrainView(quiet=True), [epoch_record(1), epoch_record(2)])
     text = capsys.readouterr().out
     assert "grid" not in text
     assert "train loss 1 " not in text
@@ -173,7 +157,7 @@ def test_quiet_shows_only_the_tables(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_json_is_one_object_with_the_same_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    _play(TrainView(as_json=True), [_epoch(1, 0.75), _epoch(2, 0.625, train_loss=float("nan"))])
+    _play(TrainView(as_json=True), [epoch_record(1, 0.75), epoch_record(2, 0.625, train_loss=float("nan"))])
     result = json.loads(capsys.readouterr().out)
     assert result["header"]["sizes"] == [64, 256, 10]
     assert [epoch["train_loss"] for epoch in result["epochs"]] == [1.0, None]
@@ -181,40 +165,22 @@ def test_json_is_one_object_with_the_same_figures(capsys: pytest.CaptureFixture[
     assert (result["compute_seconds"], result["communication_seconds"]) == (6.0, 2.0)
     assert (result["samples_per_second"], result["bytes_sent"]) == (1000.0, 3_000_000)
     assert result["folder"] == "runs/[odd] name"
-    _play(TrainView(as_json=True), [_epoch(1, 0.75), _epoch(2, 0.625)], "validation")
+    _play(TrainView(as_json=True), [epoch_record(1, 0.75), epoch_record(2, 0.625)], "validation")
     result = json.loads(capsys.readouterr().out)
     assert (result["best_metric"], result["best_epoch"]) == (0.75, 1)
-    _play(TrainView(as_json=True), [_epoch(1, None)], "validation")  # without a metric
+    _play(TrainView(as_json=True), [epoch_record(1, None)], "validation")  # without a metric
     result = json.loads(capsys.readouterr().out)
     assert (result["best_metric"], result["best_epoch"]) == (None, None)
 
 
-def test_the_best_epoch_is_that_of_the_monitor(capsys: pytest.CaptureFixture[str]) -> None:
-    areas = (0.5, 0.6, 0.8125, 0.7)
-    accuracies = (0.25, 0.75, 0.5, 0.625)
-    epochs = [_epoch(n, accuracies[n - 1], validation_roc_auc=area) for n, area in enumerate(areas, 1)]
-    monitor = "validation_roc_auc"
-    summary = RunSummary(
-        "run", epochs, 1.0, "test accuracy", 0.5, 60, weights_epoch=3, evaluated="validation", monitor=monitor
-    )
-    TrainView(quiet=True).show_summary(summary)
-    assert "validation_roc_auc  best 0.8125 in epoch 3\n" in capsys.readouterr().out
-    TrainView(as_json=True).show_summary(summary)
-    result = json.loads(capsys.readouterr().out)
-    assert (result["monitor"], result["best_metric"], result["best_epoch"]) == (monitor, 0.8125, 3)
-    loss = replace(summary, monitor="validation_loss")
-    TrainView(quiet=True).show_summary(loss)
-    assert "validation_loss  best 0.2750 in epoch 4\n" in capsys.readouterr().out
-
-
 def test_totals_weight_the_speed_of_an_epoch_by_its_time() -> None:
-    slow = _epoch(1, samples_per_second=100.0, compute_seconds=9.0, communication_seconds=1.0)
-    fast = _epoch(2, samples_per_second=1000.0, compute_seconds=1.0, communication_seconds=0.0)
+    slow = epoch_record(1, samples_per_second=100.0, compute_seconds=9.0, communication_seconds=1.0)
+    fast = epoch_record(2, samples_per_second=1000.0, compute_seconds=1.0, communication_seconds=0.0)
     assert speed_of([slow, fast]).samples_per_second == pytest.approx(2000 / 11)
 
 
 def test_table_of_a_long_run_stays_short_and_shows_best_and_last() -> None:
-    epochs = [_epoch(epoch, 0.9 if epoch == 77 else 0.5) for epoch in range(1, 502)]
+    epochs = [epoch_record(epoch, 0.9 if epoch == 77 else 0.5) for epoch in range(1, 502)]
     shown = list(epoch_table(epochs, "validation", best=epochs[76]).columns[0].cells)
     assert len(shown) <= MOST_ROWS + 3
     assert {"1", "77", "501"} <= set(shown)
@@ -228,7 +194,7 @@ def test_progress_bar_is_drawn_on_a_terminal(monkeypatch: pytest.MonkeyPatch) ->
         with os.fdopen(terminal, "w") as stream:
             assert terminal_width(stream) == 80
             monkeypatch.setattr(sys, "stdout", stream)
-            _play(TrainView(), [_epoch(1), _epoch(2)])
+            _play(TrainView(), [epoch_record(1), epoch_record(2)])
             monkeypatch.undo()
         text = shown.result(timeout=deadline(30))
     os.close(controller)

@@ -62,9 +62,7 @@ CASES: dict[str, Case] = {
         ["--hidden", "900000,900000", "--out", "run"],
         ["model.sizes = ", "do not fit this rank's memory: ", "are needed and ", " are free on its node"],
     ),
-    "a grid that does not fit": (["--batch", "5", "--model", "7"], ["batch 5 x model 7"]),
     "a loss of another task": (["--set", "model.loss=mse"], ["model.loss", "mse", "cross_entropy"]),
-    "an unwritable folder": (["--out", "/proc/no-folder-can-be-made-here"], ["/proc/no-folder"]),
 }
 
 

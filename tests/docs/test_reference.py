@@ -97,13 +97,6 @@ def test_descriptions_are_those_of_the_fields() -> None:
                 assert lines[place + 1].endswith(".")
 
 
-def test_keys_of_a_study_file() -> None:
-    rows = {row.name: (row.default, row.allowed) for row in reference_pages.study_keys()}
-    assert {"machine", "axes", "reduced.base", "reduced.axes"} <= set(rows)
-    assert rows["name"] == ("required", "text in quotes")
-    assert rows["threads"] == ("`1`", "a whole number, at least 1")
-
-
 def test_the_forms_of_layouts_are_those_of_the_page(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "reference" / "studies.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `([^`]+)` \| ([\dx, ]+) \| (\S+) \|$", page.partition("## Layouts")[2], re.MULTILINE)

@@ -383,13 +383,6 @@ def signed(updates: int) -> str:
     return f"{updates:+d}" if updates else ""
 
 
-def test_exact_methods_show_no_versions() -> None:
-    for method in ("gpipe", "zb-h1", "sequential"):
-        drawing = schedule(method, stages=3).drawing
-        assert drawing.versions == ""
-        assert not any(box.version for row in drawing.rows for box in row.boxes)
-
-
 def test_versions_need_room_and_are_drawn_as_png_too() -> None:
     drawing = schedule("spectrain", stages=4).drawing
     assert drawing.versions == "v2: weights after 2 updates; v2+1: predicted 1 update ahead"

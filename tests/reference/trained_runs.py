@@ -35,6 +35,24 @@ HYBRIDNN_WITHOUT_CURVE = (
 """The command ``hybridnn`` without the learning curve, which would take most of the time of a small run."""
 
 
+def epoch_record(epoch: int, accuracy: float | None = 0.5, **changes: float | None) -> EpochRecord:
+    """The record of an epoch of 15 steps."""
+    values = {
+        "step": 15 * epoch,
+        "epoch": epoch,
+        "train_loss": 1.0 / epoch,
+        "learning_rate": 0.1,
+        "validation_loss": 1.1 / epoch,
+        "validation_accuracy": accuracy,
+        "validation_r2": None,
+        "samples_per_second": 1000.0,
+        "compute_seconds": 3.0,
+        "communication_seconds": 1.0,
+        "bytes_sent": 1_500_000,
+    }
+    return EpochRecord(**{**values, **changes})  # type: ignore[arg-type]
+
+
 def regression_file(path: Path, *, samples: int = 57, targets: int = 3) -> Path:
     """Write data far from zero and of unequal scales, so that a missing standardization is detected."""
     generator = np.random.default_rng(5)

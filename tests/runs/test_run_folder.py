@@ -30,7 +30,7 @@ from hybridnn.runs.run_files import read_epochs, read_records, run_status
 from hybridnn.training import layout_choice
 from hybridnn.training.records import EpochRecord, Progress, StepRecord
 from hybridnn.utils import memory
-from reference.trained_runs import train
+from reference.trained_runs import epoch_record, train
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -42,19 +42,7 @@ SPEED = {
     "waiting_seconds": 0.125,
 }
 STEP = StepRecord(step=1, epoch=1, train_loss=2.5, learning_rate=0.1, **SPEED)  # type: ignore[arg-type]  # by name
-EPOCH = EpochRecord(
-    step=15,
-    epoch=1,
-    train_loss=1.5,
-    learning_rate=0.1,
-    validation_loss=1.6,
-    validation_accuracy=0.75,
-    validation_r2=None,
-    samples_per_second=1e5,
-    compute_seconds=0.2,
-    communication_seconds=0.1,
-    bytes_sent=1234,
-)
+EPOCH = epoch_record(1)
 SUMMARY = RunSummary("folder", [EPOCH], 1.5, "test accuracy", 0.75, 15)
 
 
@@ -107,12 +95,13 @@ def test_failed_write_of_a_line_is_raised_once_and_the_folder_is_released(tmp_pa
 def test_values_that_are_not_finite_become_null(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path, "x") as folder:
         folder.append(replace(STEP, train_loss=math.nan, learning_rate=math.inf))
-    (line,) = (tmp_path / "history.jsonl").read_text().splitlines()
+        folder.append(epoch_record(1, train_loss=math.nan))
+    line, _ = (tmp_path / "history.jsonl").read_text().splitlines()
     found = json.loads(line, parse_constant=pytest.fail)
     assert (found["train_loss"], found["learning_rate"]) == (None, None)
-    (record,), _ = read_records(tmp_path)
-    assert isinstance(record, StepRecord)
-    assert math.isnan(record.train_loss)
+    for record, kind in zip(read_records(tmp_path)[0], (StepRecord, EpochRecord), strict=True):
+        assert isinstance(record, kind)
+        assert math.isnan(record.train_loss)
 
 
 def test_finished_run_and_weights_are_not_overwritten(tmp_path: Path) -> None:
@@ -194,17 +183,12 @@ def test_damaged_history_names_the_line(tmp_path: Path) -> None:
         assert "history.jsonl, line 2: not a record" in damage
 
 
-def _epoch(epoch: int, **changes: float | None) -> EpochRecord:
-    values = {**EPOCH.__dict__, "epoch": epoch, "train_loss": 2.0**-epoch, **changes}
-    return EpochRecord(**values)
-
-
 @pytest.mark.parametrize(
     "epochs",
     [
-        [_epoch(epoch) for epoch in range(1, 60)],  # many orders of magnitude
-        [_epoch(epoch, validation_accuracy=None, validation_r2=0.5) for epoch in range(1, 3)],
-        [_epoch(1, train_loss=math.nan, validation_loss=None, validation_accuracy=None)],
+        [epoch_record(epoch, train_loss=2.0**-epoch) for epoch in range(1, 60)],  # many orders of magnitude
+        [epoch_record(epoch, None, validation_r2=0.5) for epoch in range(1, 3)],
+        [epoch_record(1, None, train_loss=math.nan, validation_loss=None)],
     ],
     ids=["many epochs", "regression", "one epoch without test data, nothing finite"],
 )
@@ -226,9 +210,8 @@ def test_learning_curve_is_a_picture(tmp_path: Path, epochs: list[EpochRecord]) 
 def test_learning_curve_of_few_orders_is_linear_and_of_many_logarithmic(tmp_path: Path) -> None:
     places = []
     for last in (2, 19):
-        draw_learning_curve(
-            [_epoch(epoch, validation_loss=None) for epoch in range(1, last + 1)], tmp_path / "curve.svg"
-        )
+        epochs = [epoch_record(n, train_loss=2.0**-n, validation_loss=None) for n in range(1, last + 1)]
+        draw_learning_curve(epochs, tmp_path / "curve.svg")
         svg = ElementTree.parse(tmp_path / "curve.svg").getroot()
         # The first coloured line is the legend's; equal factors are equal distances on a logarithmic axis.
         line = (

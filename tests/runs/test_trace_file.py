@@ -13,7 +13,7 @@ from mpi4py import MPI
 
 from hybridnn import ProcessGrid
 from hybridnn.comm.recorder import Recorder
-from hybridnn.errors import DataError, HybridnnError
+from hybridnn.errors import HybridnnError
 from hybridnn.pipeline.execution.point_to_point import StagePosition
 from hybridnn.pipeline.layout import Layout
 from hybridnn.pipeline.schedules.instructions import (
@@ -130,16 +130,6 @@ def test_of_events_of_one_span_the_outer_one_comes_first(tmp_path: Path, monkeyp
     recorder.end_compute("update", 5.0, Update(0))
     write_trace(tmp_path / "trace.json", ProcessGrid(recorder=recorder), ONE_RANK)
     assert [event.name for event in read_trace(tmp_path).ranks[0].events] == ["update", "broadcast"]
-
-
-def test_what_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"holds no trace\.json; train with --set output.trace=true"):
-        read_trace(tmp_path)
-    with pytest.raises(DataError, match="there is no such run folder or trace"):
-        read_trace(tmp_path / "nowhere")
-    (tmp_path / "trace.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DataError, match=r"trace\.json"):
-        read_trace(tmp_path)
 
 
 def test_every_instruction_has_its_own_name() -> None:

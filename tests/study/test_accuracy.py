@@ -65,75 +65,48 @@ def _plus(*differences: float) -> list[float | None]:
 LOWER = _plus(-0.03, -0.04, -0.03, -0.05, -0.04)
 NEAR = _plus(0.001, -0.001, 0.001, 0.0, 0.0)
 FAR = _plus(0.02, -0.02, 0.01, -0.01, 0.0)
+HIGHER = _plus(0.03, 0.04, 0.03, 0.05, 0.04)
+UNTOLD = "No difference of fr to gpipe can be told: test accuracy"
 
 
 @pytest.mark.parametrize(
-    ("methods", "margin", "diverged", "expected"),
+    ("methods", "options", "expected"),
     [
-        (
-            {"fr": LOWER},
-            None,
-            [],
-            ["fr costs accuracy against gpipe: test accuracy -0.0380 [-0.0484, -0.0276] over 5 "],
-        ),
-        (
-            {"fr": _plus(0.03, 0.04, 0.03, 0.05, 0.04)},
-            0.01,
-            [],
-            ["fr has a higher accuracy than gpipe: test accuracy +0"],
-        ),
-        (
-            {"fr'": FAR},
-            None,
-            [],
-            ["No difference of fr to gpipe can be told: test accuracy +0.0000 [-0.0196, +0.0196] "],
-        ),
-        ({"fr'": NEAR}, None, [], ["No difference of fr to gpipe can be told: test accuracy +0.0002 ["]),
+        ({"fr": LOWER}, {}, "fr costs accuracy against gpipe: test accuracy -0.0380 [-0.0484, -0.0276] over 5 "),
+        ({"fr": HIGHER}, {"margin": 0.01}, "fr has a higher accuracy than gpipe: test accuracy +0"),
+        ({"fr'": FAR}, {}, f"{UNTOLD} +0.0000 [-0.0196, +0.0196] "),
+        ({"fr'": NEAR}, {}, f"{UNTOLD} +0.0002 ["),
+        ({"fr'": NEAR}, {"margin": 0.001}, f"{UNTOLD} +0.0002 ["),
         (
             {"fr": BASE, "ddg'": BASE, "pipedream''": LOWER, "pipemare''": LOWER},
-            0.1,
-            [],
-            [
-                "fr trains as gpipe, to the bit.",
-                "ddg costs nothing against gpipe: test accuracy +0.0000 [",
-                "pipedream and pipemare, the same training to the bit, cost nothing against gpipe: test accuracy -0.0",
-            ],
+            {"margin": 0.1},
+            "fr trains as gpipe, to the bit.\n"
+            "ddg costs nothing against gpipe: test accuracy +0.0000 [\n"
+            "pipedream and pipemare, the same training to the bit, cost nothing against gpipe: test accuracy -0.0",
         ),
         (
             {"fr": LOWER[:1], "ddg": [None, *LOWER[1:3]], "pipedream": [None] * 5 + [0.9] * 5},
-            0.1,
-            [],
-            [
-                "1 seed cannot show a difference, so nothing is concluded on fr against gpipe: test accuracy -0.0300 ",
-                "2 seeds cannot show a difference, so nothing is concluded on ddg against gpipe: test accuracy -0.03",
-                "no seed is common, so nothing is concluded on pipedream against gpipe: no figure",
-            ],
+            {"margin": 0.1},
+            "1 seed cannot show a difference, so nothing is concluded on fr against gpipe: test accuracy -0.0300 \n"
+            "2 seeds cannot show a difference, so nothing is concluded on ddg against gpipe: test accuracy -0.03\n"
+            "no seed is common, so nothing is concluded on pipedream against gpipe: no figure",
         ),
         (
             {"fr": LOWER, "ddg": NEAR},
-            0.1,
-            ["fr-0", "fr-3"],
-            [
-                "2 of 10 runs diverged, so nothing is concluded on fr against gpipe: ",
-                "ddg costs nothing against gpipe: ",
-            ],
+            {"margin": 0.1, "diverged": ["fr-0", "fr-3"]},
+            "2 of 10 runs diverged, so nothing is concluded on fr against gpipe: \nddg costs nothing against gpipe: ",
         ),
-        (
-            {"fr": LOWER},
-            0.1,
-            ["gpipe-1"],
-            ["1 of 10 runs diverged, so nothing is concluded on fr against gpipe: test "],
-        ),
+        ({"fr": LOWER}, {"diverged": ["gpipe-1"]}, "1 of 10 runs diverged, so nothing is concluded on fr against "),
     ],
-    ids=["lower", "higher", "undecided", "near, no margin", "equal", "few seeds", "diverged", "base diverged"],
+    ids=["lower", "higher", "far", "no margin", "small margin", "equal", "few seeds", "diverged", "base diverged"],
 )
-def test_sentence_says_what_the_seeds_carry(tmp_path, methods, margin, diverged, expected) -> None:
-    results = _study(tmp_path, {"gpipe": BASE, **methods}, margin=margin, diverged=diverged)
-    texts = [found.text for found in compare_trainings(results)]
-    assert [text[: len(start)] for text, start in zip(texts, expected, strict=True)] == expected
+def test_sentence_says_what_the_seeds_carry(tmp_path, methods, options, expected) -> None:
+    results = _study(tmp_path, {"gpipe": BASE, **methods}, **options)
+    texts, starts = [found.text for found in compare_trainings(results)], expected.splitlines()
+    assert [text[: len(start)] for text, start in zip(texts, starts, strict=True)] == starts
     for text in texts:
         assert (" costs " in text or " cost " in text) <= ("so nothing is concluded" not in text)
-        assert ("nothing against" in text) <= text.endswith(f"within the margin of {margin}.")
+        assert ("nothing against" in text) <= text.endswith(f"within the margin of {options.get('margin')}.")
 
 
 def test_interval_is_that_of_student_for_all_comparisons_and_equal_trainings_are_one(tmp_path: Path) -> None:

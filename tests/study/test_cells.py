@@ -33,14 +33,6 @@ def _ids(plan: CellPlan) -> list[str]:
     return [cell.id for cell in plan.cells]
 
 
-def test_cells_are_the_product_of_the_axes(plan_of: PlanOf) -> None:
-    plan = plan_of("axes = {ranks = [1, 2], widths = [8, 16, 32], seeds = [0, 1], repeats = 2}")
-    assert len(plan.cells) == 2 * 3 * 2 * 2
-    assert len(set(_ids(plan))) == 24
-    assert plan.cells[0].id == "ranks-1_width-8_seed-0"
-    assert plan.cells[-1].id == "ranks-2_width-32_seed-1_repeat-2"
-
-
 def test_repeats_run_round_by_round(plan_of: PlanOf) -> None:
     plan = plan_of('axes = {ranks = [2, 1], layouts = ["batch"], seeds = [0, 1], repeats = 2}')
     rounds = [(cell.values["repeat"], cell.values["seed"], cell.ranks) for cell in plan.cells]

@@ -17,7 +17,7 @@ from hybridnn.runs.run_files import read_run
 from hybridnn.study.answer import warnings_of
 from hybridnn.study.report import csv_text, point_facts
 from hybridnn.study.results import StudyResults, read_results
-from hybridnn.study.runner import CellOutcome, StudyRun, StudyView, plan_study, run_study, train_command
+from hybridnn.study.runner import StudyRun, StudyView, plan_study, run_study, train_command
 from hybridnn.study.study_file import load_study
 from reference.command_line import records_of
 from reference.stand_in_cells import signal_when
@@ -52,48 +52,39 @@ def _interrupt_when_it_trains(cell: Path, number: int) -> threading.Thread:
 
 
 @pytest.mark.parametrize(
-    ("number", "more"), [(signal.SIGINT, ""), (signal.SIGTERM, ", checkpoint_every = 1"), (signal.SIGUSR1, "")]
+    ("number", "resumes", "more"),
+    [
+        (signal.SIGINT, False, ""),
+        (signal.SIGTERM, False, ", checkpoint_every = 1"),
+        (signal.SIGUSR1, False, ""),
+        (signal.SIGTERM, True, ""),
+        (signal.SIGUSR1, True, ""),
+    ],
 )
-def test_interrupted_cell_starts_again(tmp_path: Path, number: int, more: str) -> None:
-    plan = _plan(tmp_path, WITHOUT_END, more=more)
+def test_an_interrupted_cell_starts_again_or_is_resumed(tmp_path: Path, number: int, resumes: bool, more: str) -> None:
+    key, at_limit = 'interrupted = "resume"' * resumes, number == signal.SIGUSR1
+    plan = _plan(tmp_path, WITHOUT_END, key, more)
     cell = plan.folder.cell(CELL)
     thread = _interrupt_when_it_trains(cell, number)
-    if number == signal.SIGUSR1:
+    if at_limit and not resumes:
         assert [outcome.status for outcome in run_study(plan, StudyView())] == ["timed out"]
     else:
-        with pytest.raises(KeyboardInterrupt):
+        with pytest.raises(StoppedBySignal if at_limit else KeyboardInterrupt) as stopped:
             run_study(plan, StudyView())
+        said = f"cell {CELL}: ended by SIGUSR1, before the time limit of its job: "
+        assert str(stopped.value).startswith(said) or not at_limit
     thread.join()
     state = plan.folder.state(CELL)
-    assert state.status == ("timed out" if number == signal.SIGUSR1 else "interrupted")
+    assert state.status == ("timed out" if at_limit else "interrupted")
     assert signal.Signals(number).name in state.reason
-    assert list((cell / "checkpoints").iterdir())  # with which a run could not start again
-
-    again = _plan(tmp_path, 2)
-    assert [outcome.status for outcome in run_study(again, StudyView(), train=_without_picture)] == ["finished"]
-    assert [record["epoch"] for record in records_of(cell, "epoch")] == [1, 2]
-    assert records_of(cell, "resumed") == []
-    assert again.folder.state(CELL).status == "finished"
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_interrupted_cell_of_a_resuming_study_is_resumed(tmp_path: Path, number: int) -> None:
-    key = 'interrupted = "resume"'
-    plan = _plan(tmp_path, WITHOUT_END, key)
-    cell = plan.folder.cell(CELL)
-    thread = _interrupt_when_it_trains(cell, number)
-    with pytest.raises(StoppedBySignal if number == signal.SIGUSR1 else KeyboardInterrupt) as stopped:
-        run_study(plan, StudyView())
-    thread.join()
-    if number == signal.SIGUSR1:
-        assert str(stopped.value).startswith(f"cell {CELL}: ended by SIGUSR1, before the time limit of its job: ")
-    done = [record["epoch"] for record in records_of(cell, "epoch")]
     last_step = max(int(path.name.removeprefix("step-")) for path in (cell / "checkpoints").glob("step-*"))
+    epochs = 2 + (records_of(cell, "epoch")[-1]["epoch"] if resumes else 0)
 
-    again = _plan(tmp_path, done[-1] + 2, key)
+    again = _plan(tmp_path, epochs, key)
     assert [outcome.status for outcome in run_study(again, StudyView(), train=_without_picture)] == ["finished"]
-    assert [record["step"] for record in records_of(cell, "resumed")] == [last_step]
-    assert [record["epoch"] for record in records_of(cell, "epoch")] == list(range(1, done[-1] + 3))
+    assert [record["epoch"] for record in records_of(cell, "epoch")] == list(range(1, epochs + 1))
+    assert [record["step"] for record in records_of(cell, "resumed")] == [last_step] * resumes
+    assert again.folder.state(CELL).status == "finished"
 
 
 LOADS = """
@@ -128,14 +119,6 @@ sys.exit(code)
 """Launcher of a cell: beside two loops on its core for two of the widths. It writes the seconds of all others there."""
 
 
-class View(StudyView):
-    def __init__(self) -> None:
-        self.outcomes: dict[str, CellOutcome] = {}
-
-    def on_cell_end(self, outcome: CellOutcome) -> None:
-        self.outcomes[outcome.cell.id] = outcome
-
-
 def _marked(results: StudyResults) -> list[str]:
     """The cells that are marked as disturbed, by the results, which the tables and the warning must agree with."""
     marked = [cell.id for cell in results.cells if cell.is_disturbed]
@@ -153,17 +136,17 @@ def test_cells_beside_busy_loops_are_marked_and_no_quiet_ones(tmp_path: Path, mo
     Path("s.toml").write_text(LOADS)
     Path("beside.py").write_text(BESIDE_LOOPS)
     launcher = f"{shlex.quote(sys.executable)} beside.py {{ranks}}"
-    view = View()
-    run_study(plan_study(load_study(Path("s.toml")), Path("out"), launcher), view, train=_without_picture)
+    plan = plan_study(load_study(Path("s.toml")), Path("out"), launcher)
+    outcomes = run_study(plan, StudyView(), train=_without_picture)
     others = dict(json.loads(line) for line in Path("others.jsonl").read_text().splitlines())  # of the last repeat
     marked = _marked(read_results(Path("out")))
-    for name in view.outcomes:
+    for name, reason in ((outcome.cell.id, outcome.reason) for outcome in outcomes):
         run = read_run(Path("out/cells") / name)
         seconds = sum(epoch.compute_seconds + epoch.communication_seconds for epoch in run.epochs)
         assert [(load.cores, load.threads) for load in run.load.during] == [(1, 1)]
         if name.endswith(("-8", "-16")):
             assert name in marked
-            assert "disturbed: processes of others took" in view.outcomes[name].reason
+            assert "disturbed: processes of others took" in reason
         # On a busy machine others disturb the quiet cells too, which is no mistake.
         elif others[f"out/cells/{name}/settings.toml"] < MOST_DISTURBANCE * seconds:
             assert name not in marked

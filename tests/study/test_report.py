@@ -194,16 +194,6 @@ def test_a_speed_up_above_the_ideal_is_a_warning_in_every_form(tmp_path: Path, s
     assert warnings_of(strong) == []
 
 
-def test_a_faster_grid_of_as_many_ranks_is_no_warning(tmp_path: Path) -> None:
-    runs = {
-        "4x1": ({"grid": "4x1"}, {"ranks": 4, "grid": (1, 4, 1), "seconds": [12.0]}),
-        "2x2": ({"grid": "2x2"}, {"ranks": 4, "grid": (1, 2, 2), "seconds": [5.0]}),
-    }
-    results = made_study(tmp_path, runs, baseline={"grid": "4x1"})
-    assert sorted(point["efficiency"]["value"] for point in point_facts(results)) == pytest.approx([1, 2.4])
-    assert warnings_of(results) == []
-
-
 def test_threads_and_nodes_have_columns_and_mixing_them_is_a_warning(tmp_path: Path) -> None:
     runs = {
         "1": ({"ranks": 1, "repeat": 1}, {"threads": 2, "seconds": [3.0]}),

@@ -32,14 +32,6 @@ def _speed_ups(results: StudyResults) -> dict[str, tuple[float, str]]:
     return {name: (found.speed_up.value, found.base.cells[0].id) for name, found in compare_points(results).items()}
 
 
-def test_repeats_become_medians_with_intervals(strong: StudyResults) -> None:
-    assert (len(strong.cells), len(strong.points)) == (18, 6)
-    found = {(point.first.network, point.first.ranks): point.seconds_per_epoch for point in strong.points}
-    assert found["64-8-10", 1] == Estimate(5, 4, 9)
-    assert found["64-16-10", 4] == Estimate(2, 1, 4)
-    assert strong.varying == ("ranks", "width")
-
-
 def test_strong_lines_have_speed_ups_against_one_rank(strong: StudyResults) -> None:
     first, second = strong_lines(strong)
     assert (first.name, second.name) == ("width 8", "width 16")
@@ -79,11 +71,14 @@ def test_serial_fraction_is_that_of_amdahls_law(tmp_path: Path) -> None:
     assert baseline_text(results) == "the fewest ranks of the same work (1 rank, 1 s per epoch)"
 
 
+GRIDS = {(4, 1): 2.0, (2, 2): 1.0, (1, 4): 3.0, (8, 1): 1.5, (4, 2): 0.5}
+"""Seconds by batch and model ranks."""
+
+
 def _grids(folder: Path, **options: Any) -> StudyResults:
-    seconds = {(4, 1): 2.0, (2, 2): 1.0, (1, 4): 3.0, (8, 1): 1.5, (4, 2): 0.5}
     runs = {
         f"{b}x{m}": ({"ranks": b * m, "grid": f"{b}x{m}"}, {"ranks": b * m, "grid": (1, b, m), "seconds": [taken]})
-        for (b, m), taken in seconds.items()
+        for (b, m), taken in GRIDS.items()
     }
     return made_study(folder, runs, **options)
 
@@ -91,13 +86,7 @@ def _grids(folder: Path, **options: Any) -> StudyResults:
 def test_grids_make_a_map_and_every_family_a_line(tmp_path: Path) -> None:
     results = _grids(tmp_path)
     (grids,) = grid_maps(results).values()
-    assert {grid: point.seconds_per_epoch.value for grid, point in grids.items()} == {
-        (4, 1): 2.0,
-        (2, 2): 1.0,
-        (1, 4): 3.0,
-        (8, 1): 1.5,
-        (4, 2): 0.5,
-    }
+    assert {grid: point.seconds_per_epoch.value for grid, point in grids.items()} == GRIDS
     lines = {line.name: (line.ranks, [found.value for found in line.seconds]) for line in strong_lines(results)}
     assert lines == {"grid": ((4, 8), [1.0, 0.5]), "batch": ((4, 8), [2.0, 1.5]), "model": ((4,), [3.0])}
     assert _speed_ups(results)["4x1"] == (0.5, "2x2")
@@ -384,15 +373,6 @@ def _run(folder: Path, ranks: int, seconds: float, predicted: float | None = Non
 def _folders(runs: list[RunRecord]) -> list[list[str]]:
     """Names of the folders of the base runs of the points, by group."""
     return [[Path(found.point.first.folder).name for found in group] for group in group_runs(runs)]
-
-
-def test_scaling_is_against_the_fewest_ranks(tmp_path: Path) -> None:
-    runs = [_run(tmp_path / "8", 8, 3.0, 2.0), _run(tmp_path / "2", 2, 6.0, 5.0), _run(tmp_path / "4", 4, 4.0)]
-    (group,) = group_runs(runs)
-    assert _folders(runs) == [["2", "4", "8"]]
-    assert [found.speed_up for found in group] == [Estimate(1.0), Estimate(1.5), Estimate(2.0)]
-    assert [found.efficiency.value for found in group] == [1.0, 0.75, 0.5]
-    assert [found.predicted_speed_up for found in group] == [1.0, None, 2.5]
 
 
 def test_runs_that_differ_in_their_seeds_are_repeats_with_an_interval(tmp_path: Path) -> None:
