@@ -31,11 +31,6 @@ def test_layers_and_parameters() -> None:
     assert model.parameters == 5 * 8 + 8 + 8 * 8 + 8 + 8 * 3 + 3 + 3 * 3 + 3
 
 
-def test_no_hidden_layer_is_a_linear_model() -> None:
-    (only,) = MLP([4, 2]).layers
-    assert only.activation == "identity"
-
-
 def test_models_are_comparable_and_immutable() -> None:
     model = MLP([4, 2])
     assert model == MLP((4, 2))
@@ -68,11 +63,6 @@ def test_moments(initializer: str, variance: float) -> None:
     assert weights.var() == pytest.approx(variance, rel=0.03)
     kurtosis = ((weights / weights.std()) ** 4).mean()
     assert kurtosis == pytest.approx(1.8 if initializer == "glorot" else 3.0, rel=0.05)
-
-
-def test_glorot_stays_within_its_bounds() -> None:
-    weights, bound = whole(layer("glorot")), sqrt(6 / 500)
-    assert 0.999 * bound < np.abs(weights).max() <= bound
 
 
 @pytest.mark.parametrize("initializer", INITIALIZERS)

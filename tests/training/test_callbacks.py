@@ -8,6 +8,7 @@ from mpi4py import MPI
 
 from hybridnn import MLP, SGD, Callback, EarlyStopping, LambdaLR, ProcessGrid, ReduceLROnPlateau, Trainer
 from hybridnn.errors import HybridnnError, SettingError
+from reference.callbacks import Calls
 from reference.cases import assert_arrays_close, assert_arrays_same
 
 SAMPLES = 48
@@ -39,27 +40,6 @@ def stop_by_definition(values: list[float], patience: int, min_delta: float) -> 
         elif epoch - best >= patience:
             return best, epoch
     return best, 0
-
-
-class Calls(Callback):
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def on_train_begin(self, trainer: Trainer) -> None:
-        self.names.append("train begins")
-
-    def on_epoch_begin(self, trainer: Trainer, epoch: int) -> None:
-        self.names.append(f"epoch {epoch} begins")
-
-    def on_train_batch_end(self, trainer: Trainer, record: Any) -> None:
-        self.names.append(f"step {record.step}")
-
-    def on_epoch_end(self, trainer: Trainer, record: Any) -> None:
-        self.names.append(f"epoch {record.epoch} ends")
-        self.weights = trainer.weights()  # collective
-
-    def on_train_end(self, trainer: Trainer) -> None:
-        self.names.append("train ends")
 
 
 @pytest.mark.in_process(ranks=[1, 2, 4])
@@ -109,11 +89,6 @@ def test_the_best_weights_are_restored_after_all_epochs_too() -> None:
     trainer.fit(*noisy(0), epochs=6, validation=noisy(1), callbacks=[stopping])
     assert stopping.stopped_epoch == 0
     assert trainer.evaluate(*noisy(1)).loss == min(values)
-
-
-def test_names_of_keras_are_taken() -> None:
-    assert EarlyStopping("val_loss").monitor == "validation_loss"
-    assert EarlyStopping("loss").monitor == "train_loss"
 
 
 def test_a_larger_accuracy_is_better_and_epochs_without_an_evaluation_do_not_count() -> None:
