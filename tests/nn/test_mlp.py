@@ -18,12 +18,8 @@ from reference.network import Network
 
 def test_layers_and_parameters() -> None:
     model = MLP([5, 8, 8, 3, 3], "selu", residual=True)
-    assert [(layer.index, layer.inputs, layer.outputs) for layer in model.layers] == [
-        (0, 5, 8),
-        (1, 8, 8),
-        (2, 8, 3),
-        (3, 3, 3),
-    ]
+    shapes = [(layer.index, layer.inputs, layer.outputs) for layer in model.layers]
+    assert shapes == [(0, 5, 8), (1, 8, 8), (2, 8, 3), (3, 3, 3)]
     assert [layer.activation for layer in model.layers] == ["selu", "selu", "selu", "identity"]
     # The output layer is never residual, even where its widths agree.
     assert [layer.residual for layer in model.layers] == [False, True, False, False]
