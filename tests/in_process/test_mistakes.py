@@ -53,13 +53,14 @@ def by_rank(*programs: Program) -> Program:
     return lambda comm: programs[comm.rank](comm) if comm.rank < len(programs) else None
 
 
-def sends(elements: int, shift: int = 1, dtype: str = "f8", tag: int = 0) -> Program:
-    """Send to the rank that is so much higher."""
-    return lambda comm: comm.Send(np.ones(elements, dtype), (comm.rank + shift) % comm.size, tag)
+def sends(elements: int, dtype: str = "f8", tag: int = 0) -> Program:
+    """Send to the next rank."""
+    return lambda comm: comm.Send(np.ones(elements, dtype), (comm.rank + 1) % comm.size, tag)
 
 
-def receives(elements: int, shift: int = -1, tag: int = -1) -> Program:
-    return lambda comm: comm.Recv(np.ones(elements), (comm.rank + shift) % comm.size, tag)
+def receives(elements: int, tag: int = -1) -> Program:
+    """Receive from the rank before, by default with any tag."""
+    return lambda comm: comm.Recv(np.ones(elements), (comm.rank - 1) % comm.size, tag)
 
 
 def reuses_a_send_buffer(comm: Any) -> None:

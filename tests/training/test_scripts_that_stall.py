@@ -99,12 +99,8 @@ def test_evaluate_on_all_ranks_but_one_that_goes_on(tmp_path: Path) -> None:
 
 def test_an_endless_loop_where_nothing_can_be_printed(tmp_path: Path) -> None:
     """All standard streams are closed: the account is in the files, which stay after a stall."""
-    result = job(
-        tmp_path,
-        between="sys.stdout.close(); sys.stderr = None; os.close(1); os.close(2)",
-        in_step="while True: pass",
-        seconds=3,
-    )
+    closes = "sys.stdout.close(); sys.stderr = None; os.close(1); os.close(2)"
+    result = job(tmp_path, between=closes, in_step="while True: pass", seconds=3)
     assert result.returncode != 0
     (folder,) = (tmp_path / "tmp").glob("hybridnn-stall-*")
     record = read_stall(folder)
