@@ -145,15 +145,8 @@ def test_installed_wheels_work_in_an_empty_folder(archives: Path, tmp_path: Path
     assert len(losses[0]) == 2
     for others in losses[1:]:
         assert others == pytest.approx(losses[0], rel=1e-10)
-    run(
-        [
-            str(programs / "pip"),
-            "install",
-            "--quiet",
-            *(str(wheel_of(archives, name)) for name in ("course", "course_staff")),
-        ],
-        work,
-    )
+    of_the_course = [str(wheel_of(archives, name)) for name in ("course", "course_staff")]
+    run([str(programs / "pip"), "install", "--quiet", *of_the_course], work)
     run([hybridnn, "course", "new", "term", "a2", "--term", "Spring"], work)
     settings = work / "term/course.toml"
     settings.write_text(settings.read_text().replace('short_minibatch = "first"', 'short_minibatch = "last"'))

@@ -14,7 +14,7 @@ BEGIN = """
 from hybridnn import MLP, Callback, Trainer
 from hybridnn.training.records import EpochRecord
 from hybridnn.training.trained_network import TrainedNetwork
-trainer = Trainer(MLP([3, 4, 1]), "adam", batch_size=5, method="1f1b")
+trainer = Trainer(MLP([3, 4, 1]), "adam", batch_size=5, method="1f1b", partition=[2], microbatches=None)
 """
 HOOK = f"{BEGIN}class Own(Callback):\n    def "
 RIGHT = {

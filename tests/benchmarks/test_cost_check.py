@@ -27,13 +27,8 @@ def test_the_mean_of_speeds_is_by_kind() -> None:
 
 
 def test_errors_have_a_sign_by_network_and_by_kind() -> None:
-    found = signed_errors(
-        [
-            result("serial", "one rank", [0.8], [1]),
-            result("batch", "batch", [1.25], [1]),
-            result("b", "batch", [1], [1]),
-        ]
-    )
+    measured = (("serial", "one rank", 0.8), ("batch", "batch", 1.25), ("b", "batch", 1.0))
+    found = signed_errors([result(layout, kind, [seconds], [1]) for layout, kind, seconds in measured])
     assert found["batch"] == pytest.approx((-0.1, 0.1))
     assert found["one rank"] == pytest.approx((0.25, 0.25))
     assert found["4-4-2, 8"] == found["all"] == pytest.approx((0.05 / 3, 0.15))

@@ -185,11 +185,8 @@ def test_a_named_layout_is_right_as_far_as_the_second_measurement_tells(tmp_path
     fastest_layouts.main()
     _, _, *rows, _, right, model, marked = capsys.readouterr().out.splitlines()
     cells = [row.strip("| ").split(" | ")[1:] for row in rows]
-    assert [(named, fastest.split(",")[0], answer) for named, fastest, _, answer, _, _ in cells] == [
-        ("2x1", "2x1", "yes"),
-        ("2x1", "1x2", "no"),
-        ("2x1", "1x2", "yes"),
-    ]
+    answers = [(named, fastest.split(",")[0], answer) for named, fastest, _, answer, _, _ in cells]
+    assert answers == [("2x1", "2x1", "yes"), ("2x1", "1x2", "no"), ("2x1", "1x2", "yes")]
     assert [row[-2:] for row in cells] == [["1x2", "20%"], ["1x2", "0%"], ["1x2", "0%"]]
     assert right == "the named layout is right: 2 of 3"
     assert model == "the model's first choice loses at most 10%: 2 of 3"

@@ -280,13 +280,3 @@ def test_a_disk_that_cannot_be_written(comm: MPI.Intracomm, mpi_tmp_path: Path) 
         for name in ("checkpoints", "others"):
             with pytest.raises(EnvironmentProblem, match=rf"checkpoint folder .*/{name} cannot be written: "):
                 local.writer(disk / name)
-
-
-@pytest.mark.in_process(ranks=[1, 2])
-def test_a_folder_that_is_a_file(comm: MPI.Intracomm, mpi_tmp_path: Path) -> None:
-    if comm.rank == 0:
-        (mpi_tmp_path / "checkpoints").write_text("")
-    comm.Barrier()
-    local = LocalArrays.of(comm, laid_out(((comm.size, 1),)), "sgd", "float64")
-    with pytest.raises(EnvironmentProblem, match=r"/checkpoints: cannot be read: Not a directory"):
-        local.writer(mpi_tmp_path / "checkpoints")

@@ -11,7 +11,7 @@ import pytest
 from mpi4py import MPI
 
 from hybridnn.comm.blocks import block_slice
-from hybridnn.comm.group import Group
+from hybridnn.comm.group import Group, Request
 from hybridnn.gpu.device import Device
 from hybridnn.gpu.nccl import start_nccl
 from hybridnn.gpu.setup import TransportFactory
@@ -27,6 +27,24 @@ from reference.emulated_device import (
     device_group,
     device_of,
 )
+
+
+def keep_busy(cupy: EmulatedCupy, operations: int) -> None:
+    for _ in range(operations):
+        cupy.current.enqueue(lambda: None)
+
+
+def send_when_computed(group: Group, cupy: EmulatedCupy) -> Request | None:
+    """Rank 0 sends what its busy device has yet to compute, and returns the request; rank 1 waits for it."""
+    message = cupy.compute(data_of(0, (50,)))
+    if group.rank == 1:
+        group.ireceive(message, 0, tag=1).wait()
+        np.testing.assert_array_equal(cupy.numbers(message), data_of(0, (50,)))
+        return None
+    keep_busy(cupy, 10)
+    sent = group.isend(message, 1, tag=1)
+    keep_busy(cupy, 100)
+    return sent
 
 
 @pytest.mark.mpi(ranks=[3])
@@ -93,8 +111,7 @@ def test_a_deferred_message_starts_while_its_rank_waits_for_another(comm: MPI.In
     peer, numbers = 1 - comm.rank, data_of(comm.rank, (50,))
     sent = cupy.compute(numbers) if comm.rank == 0 else numbers
     received = np.zeros(50, np.float32)
-    for _ in range(20):
-        cupy.current.enqueue(lambda: None)
+    keep_busy(cupy, 20)
     receive = group.ireceive(received, peer, tag=1)
     send = group.isend(sent, peer, tag=1)
     receive.wait()
@@ -107,8 +124,7 @@ def test_a_deferred_message_starts_while_its_rank_waits_for_another(comm: MPI.In
 def test_starting_a_call_does_not_wait_for_the_device(comm: MPI.Intracomm, name: str) -> None:
     group, cupy = device_group(comm, name, SMALL_PIECES)
     computed = cupy.current.given + 1000
-    for _ in range(1000):
-        cupy.current.enqueue(lambda: None)
+    keep_busy(cupy, 1000)
     array, message = cupy.compute(data_of(comm.rank, (40,))), cupy.compute(data_of(comm.rank, (40,)))
     requests = [group.iallreduce(array), group.isend(message, 1 - comm.rank, 5)]
     requests.append(group.ireceive(cupy.compute(data_of(2, (40,))), 1 - comm.rank, 5))
@@ -210,19 +226,11 @@ def test_pinned_memory_is_reused(comm: MPI.Intracomm) -> None:
 def test_deferred_messages_start_while_a_rank_waits_for_its_device(comm: MPI.Intracomm) -> None:
     """Rank 1 sums only after it has the message; rank 0 copies the sum to the host before it tests the send."""
     group, cupy = device_group(comm, "nccl")
-    message, total = cupy.compute(data_of(0, (50,))), cupy.compute(data_of(comm.rank, (40,)))
-    if comm.rank == 0:
-        for _ in range(10):
-            cupy.current.enqueue(lambda: None)
-        sent = group.isend(message, 1, tag=1)
-        for _ in range(100):
-            cupy.current.enqueue(lambda: None)
-    else:
-        group.ireceive(message, 0, tag=1).wait()
+    total, sent = cupy.compute(data_of(comm.rank, (40,))), send_when_computed(group, cupy)
     group.allreduce(total)
     kernels = cupy.kernels(progress=device_of(group).progress)
     np.testing.assert_array_equal(kernels.to_host(total), data_of(0, (40,)) + data_of(1, (40,)))
-    if comm.rank == 0:
+    if sent is not None:
         sent.wait()
 
 
@@ -230,14 +238,9 @@ def test_deferred_messages_start_while_a_rank_waits_for_its_device(comm: MPI.Int
 def test_deferred_messages_start_while_own_rows_are_copied_to_the_host(comm: MPI.Intracomm) -> None:
     """Rank 1 sends its rows only after it has the message, which rank 0 sends when its device has computed it."""
     group, cupy = device_group(comm, "staging")
-    message, rows = cupy.compute(data_of(0, (50,))), cupy.compute(data_of(comm.rank, (2, 3)))
-    gathered = np.empty((4, 3), np.float32)
-    if comm.rank == 0:
-        for _ in range(10):
-            cupy.current.enqueue(lambda: None)
-        sent = group.isend(message, 1, tag=1)
-        for _ in range(100):
-            cupy.current.enqueue(lambda: None)
+    rows, gathered = cupy.compute(data_of(comm.rank, (2, 3))), np.empty((4, 3), np.float32)
+    sent = send_when_computed(group, cupy)
+    if sent is not None:
         polls: list[int] = []
         device = device_of(group)
         progress = device.progress
@@ -251,9 +254,6 @@ def test_deferred_messages_start_while_own_rows_are_copied_to_the_host(comm: MPI
         np.testing.assert_array_equal(gathered[:2], data_of(0, (2, 3)))
         assert len(polls) > 10
         sent.wait()
-    else:
-        group.ireceive(message, 0, tag=1).wait()
-        np.testing.assert_array_equal(cupy.numbers(message), data_of(0, (50,)))
 
 
 def connected(comm: MPI.Intracomm) -> tuple[ProcessGrid, EmulatedCupy]:
@@ -303,11 +303,9 @@ def test_a_connection_that_failed_ends_the_wait_for_the_device(comm: MPI.Intraco
     """As when a rank or a link is lost: NCCL's kernel, and so the stream, would wait for ever."""
     grid, cupy = connected(comm)
     device = device_of(grid.batch_group)
-    for _ in range(3):
-        cupy.current.enqueue(lambda: None)
+    keep_busy(cupy, 3)
     device.wait_for(device.record_event())
-    for _ in range(3):
-        cupy.current.enqueue(lambda: None)
+    keep_busy(cupy, 3)
     cupy.cuda.nccl.problem = "NCCL_ERROR_REMOTE_ERROR: remote process exited or there was a network error"
     with pytest.raises(RuntimeError, match=r"connection of the ranks by NCCL failed: .*NCCL_ERROR_REMOTE_ERROR"):
         device.wait_for(device.record_event())

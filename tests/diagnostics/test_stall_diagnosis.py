@@ -75,11 +75,8 @@ def test_a_rank_in_an_unrecorded_call_waits_for_one_that_left() -> None:
 def test_dead_and_unreachable_ranks_are_not_unresponsive() -> None:
     states = {rank: in_world(rank, 57, SUM) for rank in (0,)}
     findings = diagnose(states, 4, ("a", "host n7, process 71", "c", "d"), dead=(1,), unreachable=(2,))
-    assert [(finding.kind, finding.ranks) for finding in findings] == [
-        ("dead", (1,)),
-        ("unresponsive", (3,)),
-        ("unreachable", (2,)),
-    ]
+    found = [(finding.kind, finding.ranks) for finding in findings]
+    assert found == [("dead", (1,)), ("unresponsive", (3,)), ("unreachable", (2,))]
     assert findings[0].text.startswith("rank 1 (host n7, process 71) is gone: killed, or ended without a word; ")
 
 
@@ -106,13 +103,8 @@ def test_a_deadlock_names_the_rank_that_most_wait_for() -> None:
     """Rank 2 left out a collective of the world and is in the next one of its model group."""
     pair = (2, 3)
     states = {rank: in_world(rank, 7, SUM) for rank in (0, 1, 3)}
-    states[2] = rank_state(
-        2,
-        4,
-        collective("allreduce", "model", pair, 7),
-        progress("world", ALL, entered=6),
-        progress("model", pair, entered=7),
-    )
+    groups = progress("world", ALL, entered=6), progress("model", pair, entered=7)
+    states[2] = rank_state(2, 4, collective("allreduce", "model", pair, 7), *groups)
     finding = only(states)
     assert (finding.kind, finding.ranks) == ("deadlock", (2, 3))
     assert finding.text.startswith("ranks 2, 3 wait for one another: rank 2 in allreduce 7 of group model (ranks 2, 3)")

@@ -128,12 +128,8 @@ def test_answers_have_the_names_of_the_allocation() -> None:
     names = ["node1.site", "node2.site", "node3.site", "node4.site"]
     answers = read_answers(output, names, "no answer")
     assert list(answers) == names
-    assert answers["node2.site"] == NodeFacts({}, "Xeon", 4, 1)
-    assert [answers[name] for name in (names[0], names[2], names[3])] == [
-        facts[:20],
-        "Python printed nothing",
-        "no answer",
-    ]
+    assert answers.pop("node2.site") == NodeFacts({}, "Xeon", 4, 1)
+    assert list(answers.values()) == [facts[:20], "Python printed nothing", "no answer"]
     # Addresses tell nothing about names; as many answers as nodes are enough.
     addresses = read_answers(f"{MARK} node1 {facts}\n{MARK} node2 {facts}\n", ["10.0.0.1", "10.0.0.2"], "no answer")
     assert list(addresses) == ["node1", "node2"]

@@ -132,17 +132,13 @@ def test_no_mpi_library() -> None:
     assert check_library(broken, {}).verdict == "failure"  # for one rank too
 
 
-@pytest.mark.parametrize(
-    ("end", "text"),
-    [(ChildResult(-11, "", "", False), "SIGSEGV"), (ChildResult(-9, "", "", True), "did not end in time")],
-)
+CRASHED, HUNG = ChildResult(-11, "", "", False), ChildResult(-9, "", "", True)
+
+
+@pytest.mark.parametrize(("end", "text"), [(CRASHED, "was ended by SIGSEGV"), (HUNG, "did not end in time")])
 def test_mpi_that_does_not_start(monkeypatch: pytest.MonkeyPatch, end: ChildResult, text: str) -> None:
     monkeypatch.setattr(process_checks, "run_child", lambda *arguments: end)
-    expect(
-        check_start(dict(os.environ), 1.0)[0],
-        "failure",
-        f"a process that only starts MPI {text.replace('SIG', 'was ended by SIG')}",
-    )
+    expect(check_start(dict(os.environ), 1.0)[0], "failure", f"a process that only starts MPI {text}")
 
 
 DEVICE = {"name": "H200", "free": 100 << 30, "total": 139 << 30}
@@ -171,11 +167,8 @@ def test_no_cupy(gpus: CheckGpus) -> None:
 
 
 def test_a_child_process_that_fails(gpus: CheckGpus) -> None:
-    for end, text in (
-        (ChildResult(-11, "", "", False), "SIGSEGV"),
-        (ChildResult(1, "", "ImportError: libcuda", False), "ImportError: libcuda"),
-        (ChildResult(-9, "", "", True), "in time"),
-    ):
+    failed = ChildResult(1, "", "ImportError: libcuda", False)
+    for end, text in ((CRASHED, "SIGSEGV"), (failed, "ImportError: libcuda"), (HUNG, "in time")):
         expect(gpus(end=end), "failure", text, "pip install")
         expect(gpus(end=end, has_driver=False), "warning", text)
 

@@ -76,23 +76,13 @@ def test_anything_but_a_file_that_may_be_read(name: str, folder: Path) -> None:
     assert "Permission denied" in message or "not readable" in message or (message and name == "export, history")
 
 
-NAMED = (
-    "train NAME",
-    "train --resume NAME",
-    "train --out NAME -q",
-    "train --file NAME",
-    "plan --machine NAME.toml",
-    "study run NAME",
-    "study report NAME",
-    "report NAME",
-    "trace NAME",
-    f"trace {RUN} --out NAME.svg",
-    "evaluate NAME",
-    f"export {RUN} NAME.npz",
-    "export NAME out.npz",
-)
 WRITTEN = ("train --out NAME -q", f"trace {RUN} --out NAME.svg", f"export {RUN} NAME.npz")
 """Commands that write a file or a folder, and may do so with a newline in its name."""
+
+NAMED = (
+    *("train NAME", "train --resume NAME", "train --file NAME", "plan --machine NAME.toml", "export NAME out.npz"),
+    *("study run NAME", "study report NAME", "report NAME", "trace NAME", "evaluate NAME", *WRITTEN),
+)
 
 
 @pytest.mark.timeout(60)

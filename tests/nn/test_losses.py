@@ -77,21 +77,13 @@ def test_a_loss_of_the_other_task_is_refused(loss: str, task: Any) -> None:
 
 
 LIMITS = {
-    "identity": (-1e4, 1e4),
-    "relu": (0.0, 1e4),
-    "tanh": (-1.0, 1.0),
-    "sigmoid": (0.0, 1.0),
-    "selu": (-net.SELU_SCALE * net.SELU_ALPHA, net.SELU_SCALE * 1e4),
+    "identity": ((-1e4, 1e4), (1.0, 1.0)),
+    "relu": ((0.0, 1e4), (0.0, 1.0)),
+    "tanh": ((-1.0, 1.0), (0.0, 0.0)),
+    "sigmoid": ((0.0, 1.0), (0.0, 0.0)),
+    "selu": ((-net.SELU_SCALE * net.SELU_ALPHA, net.SELU_SCALE * 1e4), (0.0, net.SELU_SCALE)),
 }
-"""Values at -10,000 and 10,000."""
-
-LIMIT_SLOPES = {
-    "identity": (1.0, 1.0),
-    "relu": (0.0, 1.0),
-    "tanh": (0.0, 0.0),
-    "sigmoid": (0.0, 0.0),
-    "selu": (0.0, net.SELU_SCALE),
-}
+"""Values and slopes at -10,000 and 10,000."""
 
 
 def activated(name: str, z: Array) -> tuple[Array, Array]:
@@ -118,8 +110,8 @@ def test_values_and_slopes(name: str) -> None:
 def test_extreme_arguments(name: str, dtype: str) -> None:
     y, slopes = activated(name, np.array([[-1e4, 1e4]], dtype))
     assert y.dtype == slopes.dtype == np.dtype(dtype)
-    np.testing.assert_allclose(y[0], LIMITS[name], rtol=1e-6)
-    np.testing.assert_allclose(slopes[0], LIMIT_SLOPES[name], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(y[0], LIMITS[name][0], rtol=1e-6)
+    np.testing.assert_allclose(slopes[0], LIMITS[name][1], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["tanh", "sigmoid", "selu"])

@@ -18,22 +18,13 @@ from reference.network import Network
 
 def test_layers_and_parameters() -> None:
     model = MLP([5, 8, 8, 3, 3], "selu", residual=True)
-    assert [(layer.index, layer.inputs, layer.outputs) for layer in model.layers] == [
-        (0, 5, 8),
-        (1, 8, 8),
-        (2, 8, 3),
-        (3, 3, 3),
-    ]
+    shapes = [(layer.index, layer.inputs, layer.outputs) for layer in model.layers]
+    assert shapes == [(0, 5, 8), (1, 8, 8), (2, 8, 3), (3, 3, 3)]
     assert [layer.activation for layer in model.layers] == ["selu", "selu", "selu", "identity"]
     # The output layer is never residual, even where its widths agree.
     assert [layer.residual for layer in model.layers] == [False, True, False, False]
     assert [layer.initializer for layer in model.layers] == ["lecun", "lecun", "lecun", "glorot"]
     assert model.parameters == 5 * 8 + 8 + 8 * 8 + 8 + 8 * 3 + 3 + 3 * 3 + 3
-
-
-def test_no_hidden_layer_is_a_linear_model() -> None:
-    (only,) = MLP([4, 2]).layers
-    assert only.activation == "identity"
 
 
 def test_models_are_comparable_and_immutable() -> None:
@@ -68,11 +59,6 @@ def test_moments(initializer: str, variance: float) -> None:
     assert weights.var() == pytest.approx(variance, rel=0.03)
     kurtosis = ((weights / weights.std()) ** 4).mean()
     assert kurtosis == pytest.approx(1.8 if initializer == "glorot" else 3.0, rel=0.05)
-
-
-def test_glorot_stays_within_its_bounds() -> None:
-    weights, bound = whole(layer("glorot")), sqrt(6 / 500)
-    assert 0.999 * bound < np.abs(weights).max() <= bound
 
 
 @pytest.mark.parametrize("initializer", INITIALIZERS)

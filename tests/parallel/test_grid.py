@@ -8,8 +8,8 @@ from mpi4py import MPI
 
 from hybridnn.comm import kept as kept_with
 from hybridnn.comm.threads import threads_for
-from hybridnn.errors import GridError, SettingError
-from hybridnn.parallel.grid import ProcessGrid, fitting_grids, resolve_axes
+from hybridnn.errors import GridError
+from hybridnn.parallel.grid import ProcessGrid, fitting_grids
 from hybridnn.parallel.nodes import NodeMemory, place_ranks
 from reference import machines
 
@@ -130,18 +130,6 @@ def test_fitting_grids() -> None:
     assert fitting_grids(6) == [(6, 1), (3, 2), (2, 3), (1, 6)]
     assert fitting_grids(8, pipeline=2) == [(4, 1), (2, 2), (1, 4)]
     assert fitting_grids(7, pipeline=2) == []
-
-
-def test_batch_axis_defaults_to_the_remaining_ranks() -> None:
-    assert resolve_axes(12, 1, None, 3) == (1, 4, 3)
-
-
-@pytest.mark.parametrize(
-    ("batch", "model", "named"), [(0, 1, "batch = 0"), (4, 0, "model = 0"), (1.0, 1, "batch = 1.0")]
-)
-def test_axes_must_be_positive_integers(batch: int, model: int, named: str) -> None:
-    with pytest.raises(SettingError, match=rf"parallel\.{named}: must be a whole number, at least 1"):
-        resolve_axes(4, 1, batch, model)
 
 
 @pytest.mark.parametrize(

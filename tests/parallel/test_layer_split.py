@@ -54,11 +54,6 @@ def test_first_parts_get_one_more(items: int, parts: int) -> None:
     assert sizes == [stop - start for start, stop in (block_bounds(items, parts, part) for part in range(parts))]
 
 
-def test_eleven_layers_over_three_stages() -> None:
-    # Kang 2019, section 3.1: ResNet20's 11 layers over 3 devices are 4, 4 and 3.
-    assert block_sizes(11, 3) == [4, 4, 3]
-
-
 @pytest.mark.in_process(ranks=[1, 2, 4, 6])
 def test_every_rank_gets_its_block(comm: MPI.Intracomm) -> None:
     x = np.arange(60.0, dtype=np.float32).reshape(20, 3)

@@ -1,4 +1,4 @@
-"""A callback that is made of functions."""
+"""Callbacks: one that is made of functions, and one that keeps its calls."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -29,3 +29,26 @@ class Calling(Callback):
 
     def between_steps(self, trainer: TrainedNetwork, reached: StepPosition) -> bool:
         return bool(self.should_stop(reached))
+
+
+class Calls(Callback):
+    """Keeps the names of its calls, in order, and the weights at the end of the last epoch."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def on_train_begin(self, trainer: TrainedNetwork) -> None:
+        self.names.append("train begins")
+
+    def on_epoch_begin(self, trainer: TrainedNetwork, epoch: int) -> None:
+        self.names.append(f"epoch {epoch} begins")
+
+    def on_train_batch_end(self, trainer: TrainedNetwork, record: StepRecord) -> None:
+        self.names.append(f"step {record.step}")
+
+    def on_epoch_end(self, trainer: TrainedNetwork, record: EpochRecord) -> None:
+        self.names.append(f"epoch {record.epoch} ends")
+        self.weights = trainer.weights()  # collective
+
+    def on_train_end(self, trainer: TrainedNetwork) -> None:
+        self.names.append("train ends")

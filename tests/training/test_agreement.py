@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hybridnn import MLP, ProcessGrid, Trainer
+from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.checkpoints import file_io
 from hybridnn.checkpoints.writing import checkpoint_writer
 from hybridnn.comm.agreement import agree, name_hosts
@@ -24,8 +24,6 @@ def trainer_on(comm: MPI.Intracomm, **options: Any) -> Trainer:
 
 @pytest.mark.in_process(ranks=[1, 2])
 def test_weights_that_overflow_in_the_last_step_stop_the_run(comm: MPI.Intracomm) -> None:
-    from hybridnn import SGD
-
     trainer = Trainer(MLP([4, 6, 3]), SGD(lr=1e38), grid=ProcessGrid(comm), batch_size=12)
     with pytest.raises(NonFiniteLossError, match=r"the weights are no longer finite after step 1;.*layer 0"):
         trainer.fit(X * 1e3, Y, epochs=1, validation=(X, Y))

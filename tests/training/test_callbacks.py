@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from hybridnn import MLP, SGD, Callback, EarlyStopping, LambdaLR, ProcessGrid, ReduceLROnPlateau, Trainer
+from hybridnn import MLP, SGD, EarlyStopping, LambdaLR, ProcessGrid, ReduceLROnPlateau, Trainer
 from hybridnn.errors import HybridnnError, SettingError
+from hybridnn.training.records import EpochRecord
+from reference.callbacks import Calling, Calls
 from reference.cases import assert_arrays_close, assert_arrays_same
 
 SAMPLES = 48
@@ -39,27 +41,6 @@ def stop_by_definition(values: list[float], patience: int, min_delta: float) -> 
         elif epoch - best >= patience:
             return best, epoch
     return best, 0
-
-
-class Calls(Callback):
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def on_train_begin(self, trainer: Trainer) -> None:
-        self.names.append("train begins")
-
-    def on_epoch_begin(self, trainer: Trainer, epoch: int) -> None:
-        self.names.append(f"epoch {epoch} begins")
-
-    def on_train_batch_end(self, trainer: Trainer, record: Any) -> None:
-        self.names.append(f"step {record.step}")
-
-    def on_epoch_end(self, trainer: Trainer, record: Any) -> None:
-        self.names.append(f"epoch {record.epoch} ends")
-        self.weights = trainer.weights()  # collective
-
-    def on_train_end(self, trainer: Trainer) -> None:
-        self.names.append("train ends")
 
 
 @pytest.mark.in_process(ranks=[1, 2, 4])
@@ -111,11 +92,6 @@ def test_the_best_weights_are_restored_after_all_epochs_too() -> None:
     assert trainer.evaluate(*noisy(1)).loss == min(values)
 
 
-def test_names_of_keras_are_taken() -> None:
-    assert EarlyStopping("val_loss").monitor == "validation_loss"
-    assert EarlyStopping("loss").monitor == "train_loss"
-
-
 def test_a_larger_accuracy_is_better_and_epochs_without_an_evaluation_do_not_count() -> None:
     random = np.random.default_rng(0)
     x, y = random.standard_normal((40, 3)), random.integers(0, 2, 40)
@@ -125,21 +101,15 @@ def test_a_larger_accuracy_is_better_and_epochs_without_an_evaluation_do_not_cou
     assert (stopping.best_epoch, stopping.stopped_epoch) == (2, 6)
 
 
-class StopsOn(Callback):
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-
-    def on_epoch_end(self, trainer: Trainer, record: Any) -> None:
-        if record.epoch == 2 and trainer.grid.rank == self.rank:
-            trainer.stop_training = True
-
-
 @pytest.mark.in_process(ranks=[2, 3])
 def test_all_ranks_stop_if_one_wants_to(comm: MPI.Intracomm) -> None:
     trainer = make(ProcessGrid(comm))
-    for before in (0, 2):  # the next fit begins anew
-        history = trainer.fit(*noisy(0), epochs=5, callbacks=[StopsOn(comm.size - 1)] if not before else [])
-        assert len(history.epochs) == (2 if not before else 7)
+
+    def stop(record: EpochRecord) -> None:
+        trainer.stop_training |= record.epoch == 2 and comm.rank == comm.size - 1
+
+    for callbacks, epochs in (([Calling(on_epoch=stop)], 2), ([], 7)):  # the next fit begins anew
+        assert len(trainer.fit(*noisy(0), epochs=5, callbacks=callbacks).epochs) == epochs
 
 
 @pytest.mark.in_process(ranks=[2])

@@ -20,6 +20,7 @@ from hybridnn.training.records import EpochRecord, History
 from reference.callbacks import Calling
 
 SVG = "{http://www.w3.org/2000/svg}"
+X, Y = np.random.default_rng(0).standard_normal((40, 4)), np.random.default_rng(0).integers(0, 3, 40)
 
 
 class Cells(HTMLParser):
@@ -41,11 +42,9 @@ class Cells(HTMLParser):
 
 
 def trained(epochs: int = 3) -> Trainer:
-    random = np.random.default_rng(0)
-    x, y = random.standard_normal((40, 4)), random.integers(0, 3, 40)
     trainer = Trainer(MLP([4, 5, 3]), log_every=1)
     if epochs:
-        trainer.fit(x, y, epochs=epochs, validation=(x, y))
+        trainer.fit(X, Y, epochs=epochs, validation=(X, Y))
     return trainer
 
 
@@ -106,11 +105,9 @@ class Terminal(io.StringIO):
 
 def shown_on(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> tuple[str, History]:
     """What a training of three epochs writes to standard output."""
-    random = np.random.default_rng(0)
-    x, y = random.standard_normal((40, 4)), random.integers(0, 3, 40)
     trainer = Trainer(MLP([4, 5, 3]))
     monkeypatch.setattr("sys.stdout", stream)
-    history = trainer.fit(x, y, epochs=3, validation=(x, y), **settings)
+    history = trainer.fit(X, Y, epochs=3, validation=(X, Y), **settings)
     monkeypatch.undo()
     assert len(history.epochs) == 3
     return stream.getvalue(), history
@@ -152,26 +149,22 @@ def test_fit_shows_nothing_unless_it_is_asked_to(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.in_process(ranks=[2])
 def test_only_the_first_rank_shows_progress(comm: MPI.Intracomm, capsys: pytest.CaptureFixture[str]) -> None:
-    random = np.random.default_rng(0)
-    x, y = random.standard_normal((40, 4)), random.integers(0, 3, 40)
     trainer = Trainer(MLP([4, 3]), grid=ProcessGrid(comm))
-    trainer.fit(x, y, epochs=2, progress=True)
+    trainer.fit(X, Y, epochs=2, progress=True)
     if comm.rank == 0:
         lines = capsys.readouterr().out.splitlines()
         assert [line.partition(",")[0] for line in lines] == ["epoch 1/2", "epoch 2/2"]
     with pytest.raises(UnequalSettingError, match="progress: rank 0 has false, rank 1 has true"):
-        trainer.fit(x, y, epochs=1, progress=comm.rank == 1)
+        trainer.fit(X, Y, epochs=1, progress=comm.rank == 1)
 
 
 def test_records_print_as_a_short_line() -> None:
-    random = np.random.default_rng(0)
-    x, y = random.standard_normal((40, 4)), random.integers(0, 3, 40)
     trainer, lines = Trainer(MLP([4, 5, 3]), batch_size=20, log_every=1, evaluate_every_steps=1), list[str]()
 
     def keep(record: Any) -> None:
         lines.append(str(record))
 
-    trainer.fit(x, y, epochs=1, validation=(x, y), callbacks=[Calling(on_step=keep, on_epoch=keep, on_evaluated=keep)])
+    trainer.fit(X, Y, epochs=1, validation=(X, Y), callbacks=[Calling(on_step=keep, on_epoch=keep, on_evaluated=keep)])
     history = trainer.history
     assert lines[0] == f"step 1: train loss {history.steps[0].train_loss:.4f}"
     assert lines[-1] == f"epoch 1: {measured(history.epochs[0])}"

@@ -10,9 +10,9 @@ from mpi4py import MPI
 from hybridnn import MLP, SGD, ProcessGrid, Trainer
 from hybridnn.errors import NonFiniteLossError
 from hybridnn.training.callbacks import EarlyStopping
-from hybridnn.training.records import EpochRecord, StepPosition, StepRecord
+from hybridnn.training.records import EpochRecord, StepPosition
 from hybridnn.training.trained_network import Callback, TrainedNetwork
-from reference.callbacks import Calling
+from reference.callbacks import Calling, Calls
 from reference.cases import TOLERANCE, assert_arrays_close, assert_arrays_same, assert_close, data
 from reference.pipeline_cases import DEEP, DELAYED_CASES, MOMENTUM, check_pipelined, expected_outcome, pipelined_trainer
 from reference.ranks import allgather_objects
@@ -74,30 +74,17 @@ def test_a_training_stops_at_a_drain_and_goes_on_as_without_the_stop(comm, name,
     assert_arrays_close(trainer.weights(), expected_outcome(it, 4).weights, str(it))
 
 
-class Calls(Callback):
-    """The calls of callbacks, in order."""
-
-    def __init__(self, stop_after: int) -> None:
-        self.calls, self._stop_after = list[str](), stop_after
-
-    def on_epoch_begin(self, trainer: TrainedNetwork, epoch: int) -> None:
-        self.calls.append(f"begin {epoch}")
-
-    def on_train_batch_end(self, trainer: TrainedNetwork, record: StepRecord) -> None:
-        self.calls.append(f"step {record.step}")
-
-    def on_epoch_end(self, trainer: TrainedNetwork, record: EpochRecord) -> None:
-        self.calls.append(f"end {record.epoch}")
-        trainer.stop_training |= record.epoch == self._stop_after
-
-
 @pytest.mark.in_process(ranks=[3])
 def test_a_callback_that_ends_the_training_does_so_at_the_drain(comm: MPI.Intracomm) -> None:
     it = replace(ONE_DRAIN["pipedream"], case=FIVE)
-    trainer, calls = pipelined_trainer(it, ProcessGrid(comm, pipeline=3), log_every=2), Calls(stop_after=1)
-    history = trainer.fit(*data(it.case), epochs=5, callbacks=[calls])
-    per_epoch = [(f"begin {n}", f"step {4 * n - 2}", f"step {4 * n}", f"end {n}") for n in (1, 2, 3)]
-    assert calls.calls == [call for epoch in per_epoch for call in epoch]
+    trainer, calls = pipelined_trainer(it, ProcessGrid(comm, pipeline=3), log_every=2), Calls()
+
+    def stop_after_one(record: EpochRecord) -> None:
+        trainer.stop_training |= record.epoch == 1
+
+    history = trainer.fit(*data(it.case), epochs=5, callbacks=[calls, Calling(on_epoch=stop_after_one)])
+    per_epoch = [(f"epoch {n} begins", f"step {4 * n - 2}", f"step {4 * n}", f"epoch {n} ends") for n in (1, 2, 3)]
+    assert calls.names == ["train begins", *(call for epoch in per_epoch for call in epoch), "train ends"]
     assert [record.epoch for record in history.epochs] == [1, 2, 3]
     assert trainer.progress.epoch == 4
 

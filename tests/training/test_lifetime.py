@@ -136,21 +136,14 @@ for number in range(count):
 print(f"grew by {resident() - before:.1f} MB\\n", end="", flush=True)
 """
 
+TURNS = {"trainer": 1000, "grid": 2000, "estimator": 1000, "writer": 1000, "freed_communicator": 600}
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize(
-    ("kind", "count", "most"),
-    [
-        ("trainer", 1000, 10),
-        ("grid", 2000, 20),
-        ("estimator", 1000, 10),
-        ("writer", 1000, 10),
-        ("freed_communicator", 600, 20),
-    ],
-)
-def test_a_loop_takes_the_same_memory(kind: str, count: int, most: int, ranks: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kind", "count"), TURNS.items())
+def test_a_loop_takes_the_same_memory(kind: str, count: int, ranks: int, tmp_path: Path) -> None:
     """MPICH has 2,048 communicators: with three for each turn, the loop would end early."""
     (tmp_path / "loop.py").write_text(LOOP)
     command = [sys.executable, "-W", "ignore", "loop.py", kind, str(count)]
@@ -161,4 +154,4 @@ def test_a_loop_takes_the_same_memory(kind: str, count: int, most: int, ranks: i
     assert result.returncode == 0, result.stderr[-2000:]
     grown = [float(number) for number in re.findall(r"grew by (\S+) MB", result.stdout)]
     assert len(grown) == ranks
-    assert max(grown) <= most, grown
+    assert max(grown) <= (20 if kind in ("grid", "freed_communicator") else 10), grown

@@ -88,15 +88,8 @@ def test_a_step_on_a_grid_allocates_nothing(comm: MPI.Intracomm) -> None:
     model = MLP([128, 256, 256, 256, 10], residual=True)
     x, y = samples_of(model, 2 * 512 + 100, True)
     for split, distribution in (("columns", "local"), ("alternating", "scatter"), ("columns", "scatter-broadcast")):
-        trainer = Trainer(
-            model,
-            grid=ProcessGrid(comm, model=2),
-            batch_size=512,
-            log_every=1,
-            model_split=split,
-            distribution=distribution,
-            clip_norm=0.1,
-        )
+        how = {"model_split": split, "distribution": distribution}
+        trainer = Trainer(model, grid=ProcessGrid(comm, model=2), batch_size=512, log_every=1, clip_norm=0.1, **how)
         tracemalloc.start()
         peaks = peaks_of_steps(trainer, x, y)
         tracemalloc.stop()

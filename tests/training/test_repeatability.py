@@ -21,27 +21,14 @@ PIPELINES = [
 ]
 """The last three share replicas, which hold several versions of the weights."""
 
-GRIDS = [
-    TrainingCase(
-        4,
-        Grid(model=model),
-        Case(
-            sizes_for(model, split, True, True),
-            residual=True,
-            optimizer="adamw",
-            model_split=split,
-            overlap=overlap,
-            shared_replicas=False if overlap else "auto",
-        ),
-    )
-    for model, split, overlap in (
-        (1, "columns", True),
-        (1, "columns", False),
-        (2, "alternating", True),
-        (4, "columns", True),
-    )
-]
 
+def on_grid(model: int, split: str, *, overlap: bool = True) -> TrainingCase:
+    sizes, shared = sizes_for(model, split, True, True), False if overlap else "auto"
+    how: dict[str, Any] = {"model_split": split, "overlap": overlap, "shared_replicas": shared}
+    return TrainingCase(4, Grid(model=model), Case(sizes, residual=True, optimizer="adamw", **how))
+
+
+GRIDS = [on_grid(1, "columns"), on_grid(1, "columns", overlap=False), on_grid(2, "alternating"), on_grid(4, "columns")]
 IN_PARTS = [
     (TrainingCase(2, Grid(model=2), Case((5, 13, 9, 11, 8), optimizer="adam")), False),
     (TrainingCase(4, Grid(model=2), Case((5, 13, 9, 11, 8), optimizer="adam")), True),

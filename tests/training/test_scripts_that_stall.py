@@ -22,7 +22,6 @@ def main():
     x, y = np.random.default_rng(0).normal(size=(64, 4)), np.arange(64) % 3
     grid = ProcessGrid()
     odd = grid.rank == 1
-    {before}
     trainer = Trainer(MLP([4, 8, 3]), grid=grid, batch_size=16, log_every=1, stall_seconds={seconds})
     epochs = 3
     class InStep(Callback):
@@ -46,14 +45,13 @@ LIMIT = 110
 def job(
     folder: Path,
     *,
-    before: str = "pass",
     in_step: str = "pass",
     between: str = "pass",
     after: str = "pass",
     seconds: float = FOR_EVER,
 ) -> JobResult:
     (folder / "tmp").mkdir()
-    text = SCRIPT.format(before=before, in_step=in_step, between=between, after=after, seconds=seconds)
+    text = SCRIPT.format(in_step=in_step, between=between, after=after, seconds=seconds)
     (folder / "script.py").write_text(text)
     result = run_mpi(3, [sys.executable, "script.py"], timeout=LIMIT, cwd=folder, env={"TMPDIR": str(folder / "tmp")})
     assert not result.timed_out
@@ -80,13 +78,6 @@ def test_exit_in_the_middle_of_training(tmp_path: Path, code: int) -> None:
     assert f" at script.py:{line_of(tmp_path, 'trainer.fit')} in main" in account
 
 
-def test_exit_before_there_is_a_trainer(tmp_path: Path) -> None:
-    account = account_of(job(tmp_path, before="odd and sys.exit(3)"))
-    line = line_of(tmp_path, "sys.exit")
-    assert f"left the job: its script ended with exit code 3, by sys.exit at script.py:{line} in main" in account
-    assert f" at script.py:{line_of(tmp_path, 'trainer = ')} in main" in account
-
-
 def test_fewer_epochs_on_one_rank(tmp_path: Path) -> None:
     """The rank leaves `main`, and with it its trainer, and the script."""
     result = job(tmp_path, after="odd or trainer.fit(x, y, epochs=1)")
@@ -108,12 +99,8 @@ def test_evaluate_on_all_ranks_but_one_that_goes_on(tmp_path: Path) -> None:
 
 def test_an_endless_loop_where_nothing_can_be_printed(tmp_path: Path) -> None:
     """All standard streams are closed: the account is in the files, which stay after a stall."""
-    result = job(
-        tmp_path,
-        between="sys.stdout.close(); sys.stderr = None; os.close(1); os.close(2)",
-        in_step="while True: pass",
-        seconds=3,
-    )
+    closes = "sys.stdout.close(); sys.stderr = None; os.close(1); os.close(2)"
+    result = job(tmp_path, between=closes, in_step="while True: pass", seconds=3)
     assert result.returncode != 0
     (folder,) = (tmp_path / "tmp").glob("hybridnn-stall-*")
     record = read_stall(folder)

@@ -35,6 +35,10 @@ def trainer_on(comm: MPI.Intracomm, axis: str, every: int) -> Trainer:
     return Trainer(model, SGD(0.05), evaluate_every_steps=every, log_every=2, **settings)
 
 
+def stopping_after(step: int) -> Calling:
+    return Calling(should_stop=lambda reached: reached.step == step)
+
+
 @pytest.mark.in_process(ranks=[2])
 @pytest.mark.parametrize("axis", ["batch", "model", "pipeline"])
 def test_records_are_those_of_trainings_that_stop_there(comm: MPI.Intracomm, axis: str) -> None:
@@ -46,15 +50,10 @@ def test_records_are_those_of_trainings_that_stop_there(comm: MPI.Intracomm, axi
     assert history.evaluations == seen
     for record in seen:
         stopped = trainer_on(comm, axis, 0)
-        stopped.fit(
-            X, Y, epochs=3, callbacks=[Calling(should_stop=lambda reached, step=record.step: reached.step == step)]
-        )
+        stopped.fit(X, Y, epochs=3, callbacks=[stopping_after(record.step)])
         test = stopped.evaluate(*TEST)
-        assert (record.validation_loss, record.validation_accuracy, record.validation_r2) == (
-            test.loss,
-            test.accuracy,
-            test.r2,
-        )
+        assert (record.validation_loss, record.validation_r2) == (test.loss, test.r2)
+        assert record.validation_accuracy is test.accuracy is None
     plain = trainer_on(comm, axis, 0)
     without = plain.fit(X, Y, epochs=3, validation=TEST)
     assert not without.evaluations
@@ -116,13 +115,7 @@ def test_a_record_of_a_run_that_stops_is_kept_once() -> None:
     one, two = (Trainer(MLP([5, 7, 2]), batch_size=10, evaluate_every_steps=2) for _ in range(2))
     whole = one.fit(X, Y, epochs=2, validation=TEST)
     for step in (4, 99):
-        two.fit(
-            X,
-            Y,
-            epochs=3 - two.progress.epoch,
-            validation=TEST,
-            callbacks=[Calling(should_stop=lambda at, step=step: at.step == step)],
-        )
+        two.fit(X, Y, epochs=3 - two.progress.epoch, validation=TEST, callbacks=[stopping_after(step)])
     assert [asdict(record) for record in two.history.evaluations] == [asdict(record) for record in whole.evaluations]
 
 
@@ -140,19 +133,6 @@ def r2(predictions: Array, targets: Array) -> float:
     mean = fsum(targets) / len(targets)
     residual = fsum((t - p) ** 2 for t, p in zip(targets.tolist(), predictions.tolist(), strict=True))
     return 1 - residual / fsum((t - mean) ** 2 for t in targets.tolist())
-
-
-@pytest.mark.parametrize("batch_size", [1, 2, 7, 50, 51])
-def test_r2_is_the_mean_over_the_outputs(batch_size: int) -> None:
-    random = np.random.default_rng(0)
-    targets = random.standard_normal((50, 3)) * (1, 10, 0.1)
-    predictions = targets + random.standard_normal((50, 3)) * (0.1, 5, 0.2)
-    metrics = hands_on(3, batch_size=batch_size).evaluate(predictions, targets)
-    expected = [r2(p, t) for p, t in zip(predictions.T, targets.T, strict=True)]
-    assert min(expected) < 0 < max(expected)
-    assert metrics.r2 == pytest.approx(np.mean(expected), rel=1e-12)
-    assert metrics.loss == pytest.approx(np.mean((predictions - targets) ** 2), rel=1e-12)
-    assert metrics.samples == 50
 
 
 @pytest.mark.in_process(ranks=[1, 3])
@@ -200,15 +180,6 @@ def test_one_sample_has_no_r2_and_steers_nothing(pipeline: int) -> None:
     assert [warning.filename for warning in found] == [__file__]
 
 
-def test_accuracy_counts_the_largest_output() -> None:
-    logits = np.array([[3, 1, 2], [0, 5, 5.1], [1, 0, -1], [-3, -2, -4], [0, 0, 1e9]])
-    found = hands_on(3, batch_size=2).evaluate(logits, np.array([0, 1, 0, 1, 2]))
-    assert found.accuracy == 4 / 5
-    assert found.r2 is None
-    losses = [-net.log_softmax(row)[label] for row, label in zip(logits, [0, 1, 0, 1, 2], strict=True)]
-    assert found.loss == pytest.approx(np.mean(losses), rel=1e-13)
-
-
 @pytest.mark.in_process(ranks=[1, 2, 3])
 @pytest.mark.parametrize("step", [1e-9, 0.5, 2.0])
 def test_ranking_of_two_classes_is_that_of_scikit_learn(comm: MPI.Intracomm, step: float) -> None:
@@ -229,7 +200,7 @@ def test_every_sample_counts_once_for_every_grid_and_minibatch(comm: MPI.Intraco
     random = np.random.default_rng(3)
     targets = random.standard_normal((23, 6))
     predictions = targets + random.standard_normal((23, 6))
-    labels = random.integers(0, 6, 23)
+    labels = np.where(np.arange(23) % 3, predictions.argmax(axis=1), random.integers(0, 6, 23))
     best = np.mean([r2(p, t) for p, t in zip(predictions.T, targets.T, strict=True)])
     for grid in grids(comm):
         for samples, batch_size in ((23, 1), (23, 4), (23, 10), (23, 22), (23, 23), (23, 100), (2, 4), (1, 7)):

@@ -3,13 +3,10 @@
 import copy
 import pickle
 import re
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
 from inspect import signature
-from pathlib import Path
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -387,9 +384,6 @@ def test_threads_depend_on_the_largest_product_of_a_rank(batch: int, model: int,
     run_ranks(batch * model, program)
 
 
-ROOT = Path(__file__).parents[2]
-
-
 def test_the_signature_has_every_option_with_its_default() -> None:
     shown, config = signature(Trainer).parameters, TrainConfig(MLP([2, 3]))
     values = {name: shown[name].default for name in config.items().keys() - {"model", "optimizer"}}
@@ -401,19 +395,3 @@ def test_types_of_options_are_those_of_the_configuration() -> None:
     hints = get_type_hints(TrainConfig)
     del hints["model"], hints["optimizer"]
     assert get_type_hints(TrainOptions) == hints
-
-
-@pytest.mark.slow
-def test_a_type_checker_knows_the_options(tmp_path: Path) -> None:
-    pytest.importorskip("mypy")
-    script = tmp_path / "call.py"
-    head = "from hybridnn.nn.mlp import MLP\nfrom hybridnn.training.trainer import Trainer\n"
-    for call, error in {
-        "batch_size=50, partition=[2, 1], microbatches=None": "",
-        "batchsize=50": 'Unexpected keyword argument "batchsize"',
-        "batch_size='a'": "has incompatible type",
-    }.items():
-        script.write_text(f"{head}Trainer(MLP([2, 3]), 'adam', {call})\n")
-        command = [sys.executable, "-m", "mypy", "--follow-imports=silent", str(script)]
-        found = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-        assert (error in found.stdout) if error else found.returncode == 0, found.stdout + found.stderr
