@@ -201,9 +201,11 @@ def _read_parquet(called: str, file: io.BufferedReader) -> DataFrame:
     import pandas
 
     try:
-        return named_frame(pandas.read_parquet(file), called)
-    except (ImportError, ValueError, OSError, LookupError, TypeError, NotImplementedError) as error:  # and of pyarrow
+        frame = pandas.read_parquet(file)
+    # pyarrow is missing, or raises what derives from one of the others: types that it does not read, for example.
+    except (ImportError, ValueError, OSError, LookupError, TypeError, NotImplementedError) as error:
         raise DataError(f"{called}: pandas cannot read the .parquet file: {one_line(str(error))[:200]}") from error
+    return named_frame(frame, called)
 
 
 def _announced(called: str, file: io.BufferedReader, given: str) -> str | None:

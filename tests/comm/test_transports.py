@@ -21,12 +21,12 @@ from reference.emulated_device import (
     SMALL_PIECES,
     STALE,
     TRANSPORTS,
-    CudaError,
     EmulatedCupy,
     data_of,
     device_group,
     device_of,
 )
+from reference.emulated_streams import CudaError
 
 
 def keep_busy(cupy: EmulatedCupy, operations: int) -> None:

@@ -16,7 +16,8 @@ from hybridnn.gpu.device_choice import choose_device, choose_device_together
 from hybridnn.gpu.setup import TransportChoice, choose_transport, cuda_support
 from hybridnn.training.config import DeviceOptions
 from hybridnn.training.device import resolve_device
-from reference.emulated_device import CudaError, EmulatedCupy
+from reference.emulated_device import EmulatedCupy
+from reference.emulated_streams import CudaError
 from training.emulated_training import cupy_of, emulated
 
 
