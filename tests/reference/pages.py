@@ -50,7 +50,7 @@ def run_commands(page: Path) -> None:
     """Commands of the page succeed, with outputs of its shape."""
     # Like the environment of a user, without numbers of threads.
     environment = job_environment(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")))
-    limit = deadline(180)  # on a busy machine, a study that compares times trains every disturbed cell thrice
+    limit = deadline(420)  # on a busy machine, a study that compares times trains every disturbed cell thrice
     outputs.run_page(page.read_text(encoding="utf-8"), check=True, environment=environment, limit=limit)
 
 
